@@ -1,0 +1,75 @@
+"""Options of an engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.core.validation import reject
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of one :class:`foreword.Engine`; see there for their meaning.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory: int | str | None = None
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: Any = "fcfs"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model.strip():
+            reject("model", self.model, "name a model, a path or a hub repository")
+        if self.dtype not in DTYPES:
+            reject("dtype", self.dtype, f"choose one of {', '.join(DTYPES)}")
+        for field, low in (("block_size", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 1)):
+            value = getattr(self, field)
+            optional = field in ("max_num_batched_tokens", "max_model_len")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                reject(field, value, f"give an integer of at least {low}")
+        if 128 % self.block_size:
+            reject("block_size", self.block_size, "give a divisor of 128, the attention tile")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            reject("gpu_memory_utilization", self.gpu_memory_utilization, "give a share in (0, 1]")
+        if self.kv_cache_memory is not None and parse_memory("kv_cache_memory", self.kv_cache_memory) <= 0:
+            reject("kv_cache_memory", self.kv_cache_memory, "give a positive number of bytes")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            reject("seed", self.seed, "give an integer")
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """``kv_cache_memory`` in bytes; None when the engine chooses."""
+        return None if self.kv_cache_memory is None else parse_memory("kv_cache_memory", self.kv_cache_memory)
+
+
+def parse_memory(field: str, value: int | str) -> int:
+    """Bytes of ``value``: an integer, or text such as ``"512MiB"`` or ``"2 GB"``.
+
+    Raises:
+        ValueError: ``value`` is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if match is None or match[2].upper() not in _UNITS:
+        reject(field, value, 'give bytes or text such as "512MiB" or "2GB"')
+    return int(float(match[1]) * _UNITS[match[2].upper()])

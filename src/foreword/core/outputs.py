@@ -1,0 +1,166 @@
+"""What comes back from a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+TokenLogprobs = dict[int, float]
+"""Natural-log probabilities by token id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost. For ``n > 1`` the completion tokens of all completions are added up.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: prompt tokens whose KV was reused instead of computed.
+        completion_tokens: tokens generated.
+        time_to_first_token_s: seconds from submission to the first token; None before it.
+        total_time_s: seconds from submission to the end.
+        queue_time_s: seconds from submission until the request first ran; None if it never did.
+        num_preemptions: how often the request lost its blocks to others and was resumed.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    time_to_first_token_s: float | None = None
+    total_time_s: float = 0.0
+    queue_time_s: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Generated tokens per second after the first one; None if there was no second."""
+        if self.time_to_first_token_s is None or self.completion_tokens < 2:
+            return None
+        decode_s = self.total_time_s - self.time_to_first_token_s
+        return (self.completion_tokens - 1) / decode_s if decode_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of the ``n`` completions of a prompt.
+
+    Attributes:
+        stop_reason: the stop string or stop token id that ended it; None at an end-of-sequence token.
+        logprobs: per generated token, the log-probabilities asked for; None if none were.
+        error: what went wrong when ``finish_reason`` is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The finished request. ``text``, ``token_ids`` and their like are those of ``outputs[0]``.
+
+    Attributes:
+        prompt_logprobs: per prompt token, the log-probabilities asked for; the first entry is None.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    usage: Usage
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.outputs[0].stop_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def error(self) -> str | None:
+        return self.outputs[0].error
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """A piece of a streamed completion; the pieces of one ``index`` add up to its text and token ids.
+
+    Attributes:
+        index: which of the ``n`` completions.
+        text: new text; may be empty while a character or a stop string is incomplete.
+        token_ids: new tokens.
+        finish_reason: set on the last chunk of each completion.
+        output: the whole request, on the very last chunk only.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    output: RequestOutput | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """Usage of the whole request, on the very last chunk only."""
+        return self.output.usage if self.output else None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of an engine. Blocks obey ``free + held + cached == total``.
+
+    Attributes:
+        running: sequences that take part in steps.
+        waiting: sequences that wait for a place or for memory.
+        blocks_total: KV blocks of the pool.
+        blocks_free: blocks that hold nothing.
+        blocks_held: blocks only running requests hold.
+        blocks_cached: blocks in the prefix tree, whether in use or not.
+        prompt_tokens: prompt tokens of all requests that were admitted.
+        tokens_reused: prompt tokens taken from the cache.
+        tokens_prefilled: tokens computed in prefill; recomputation after a preemption is included.
+        tokens_generated: tokens sampled.
+        preemptions: how often a sequence lost its blocks.
+        steps: forward passes.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_held: int = 0
+    blocks_cached: int = 0
+    prompt_tokens: int = 0
+    tokens_reused: int = 0
+    tokens_prefilled: int = 0
+    tokens_generated: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    steps: int = 0
+    model: str = field(default="")
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that were reused, in [0, 1]."""
+        return self.tokens_reused / self.prompt_tokens if self.prompt_tokens else 0.0

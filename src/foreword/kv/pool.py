@@ -1,0 +1,55 @@
+"""The KV tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from foreword.ops.protocol import KVLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """Shape of one token's KV."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """Keys and values of all layers, head-major: ``[num_layers, 2, num_kv_heads, num_slots, head_dim]``.
+
+    Block ``b`` owns the slots ``b * block_size .. (b + 1) * block_size - 1``. Memory is touched, and so
+    resident, only where a block has been written.
+    """
+
+    def __init__(self, geometry: KVGeometry, num_blocks: int, block_size: int, device: str = "cpu") -> None:
+        self.geometry = geometry
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (geometry.num_layers, 2, geometry.num_kv_heads, num_blocks * block_size, geometry.head_dim)
+        self.data: Tensor = _lazy_zeros(shape, geometry.dtype) if device == "cpu" else torch.zeros(
+            shape, dtype=geometry.dtype, device=device
+        )
+        self.layers = [KVLayer(layer[0], layer[1]) for layer in self.data]
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages the system hands out on first write (``torch.zeros`` writes them all)."""
+    import numpy as np
+
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.from_numpy(np.zeros(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,26 @@
+"""What the decoder is given in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """All sequences of a step as one flat batch of T tokens, padded to N rows.
+
+    Attributes:
+        token_ids: ``[N]`` int64.
+        positions: ``[N]`` int64, counted from 0 in each sequence.
+        slots: ``[T]`` int64, where each token's KV is written.
+        attention: the backend's plan (see :meth:`foreword.ops.protocol.Ops.plan_attention`).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    attention: Any

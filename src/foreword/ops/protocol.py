@@ -1,0 +1,109 @@
+"""The compute primitives a model is written in. A backend implements :class:`Ops`; the model sees nothing else.
+
+Contract of every backend (the design's exactness rule): a row of any result depends only on that row's inputs,
+never on how many rows the batch holds, nor on where chunk or cache borders fell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Activation = Literal["silu", "gelu_tanh"]
+LinearOp = Callable[["Tensor"], "Tensor"]
+"""``[N, in_features] -> [N, out_features]``; the weight is packed inside."""
+
+ATTENTION_TILE = 128
+"""KV positions per tile: attention reduces within tiles at multiples of this, in ascending order, in every path."""
+
+
+class SlotRun(NamedTuple):
+    """``length`` token slots of the KV pool that lie side by side from ``start``."""
+
+    start: int
+    length: int
+
+
+class SlotCopy(NamedTuple):
+    """Copy ``length`` slots from ``source`` to ``target`` in every layer."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSequence:
+    """One sequence's share of a flat batch.
+
+    Attributes:
+        query_start: its first row in the flat batch.
+        query_len: its rows; they are the last ``query_len`` of its ``kv_len`` positions.
+        kv_len: positions it attends to, the rows of this batch included.
+        runs: where the KV of positions ``0 .. kv_len - 1`` lies, in order.
+    """
+
+    query_start: int
+    query_len: int
+    kv_len: int
+    runs: tuple[SlotRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What one layer's attention does.
+
+    Attributes:
+        scale: factor of the scores.
+        window: positions visible to a query, itself included; None sees all.
+        softcap: scores become ``softcap * tanh(scores / softcap)``; None leaves them.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class KVLayer(NamedTuple):
+    """One layer of the KV pool: two tensors ``[num_kv_heads, num_slots, head_dim]``."""
+
+    key: Tensor
+    value: Tensor
+
+
+class Ops(Protocol):
+    """The primitives. Activations are ``[N, features]``; N may include padding rows at the end."""
+
+    def pad_rows(self, num_rows: int) -> int:
+        """The row count, at least ``num_rows``, that this backend wants a batch to be padded to."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearOp:
+        """Pack ``weight [out, in]`` (and ``bias [out]``) for repeated products."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm over the last dimension, statistics in float32. ``x [..., D]``, ``weight [D]``."""
+
+    def gated_activation(self, gate_up: Tensor, kind: Activation) -> Tensor:
+        """``act(gate) * up`` for ``gate_up [N, 2 * I]`` with the gate in the first half; gives ``[N, I]``."""
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding (half-split form). ``x [N, heads, D]``; ``cos, sin [N, R / 2]`` float32, R <= D rotated."""
+
+    def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
+        """Write the first ``len(slots)`` rows of ``key, value [N, num_kv_heads, D]`` into ``slots``."""
+
+    def plan_attention(self, sequences: Sequence[AttentionSequence], num_rows: int) -> Any:
+        """Everything about the batch's attention that is the same in all layers; made once per step."""
+
+    def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:
+        """Causal attention over paged KV. ``query [N, num_heads, D]``; gives ``[N, num_heads, D]``.
+
+        Rows beyond the plan's sequences are padding; their result is finite and otherwise unspecified.
+        """
+
+    def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
+        """Carry out ``copies`` on ``pool [num_layers, 2, num_kv_heads, num_slots, D]``."""
