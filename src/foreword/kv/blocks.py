@@ -1,0 +1,114 @@
+"""The ledger of KV blocks: which are free, how many sequences use each, which the prefix tree holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class BlockAllocator:
+    """Hands out block numbers ``0 .. num_blocks - 1``; knows counts only, never tokens or tensors.
+
+    A block is free, held (by sequences alone) or cached (in the prefix tree, used by sequences or not)::
+
+        free + held + cached == num_blocks        evictable == cached blocks that no sequence uses
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self.num_cached = 0
+        self.num_evictable = 0
+        self._free = bytearray(b"\x01" * num_blocks)  # searched for runs with bytearray.find
+        self._cached = bytearray(num_blocks)
+        self._users = [0] * num_blocks
+        self._cursor = 0  # where the next search for a run starts, past room left for growth
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_free - self.num_cached
+
+    def users(self, block: int) -> int:
+        """How many sequences use ``block``."""
+        return self._users[block]
+
+    def allocate(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
+        """``count`` free blocks for one sequence, in as few runs as possible. The caller has checked ``num_free``.
+
+        Args:
+            after: the sequence's last block; the run is continued behind it where that is free.
+            room: further blocks the sequence may come to need; a new run is placed with that space behind it.
+        """
+        blocks: list[int] = []
+        if after is not None:
+            self._take(after + 1, self._free_length(after + 1, count), blocks)
+        while len(blocks) < count:
+            start, length = self._find_run(count - len(blocks), room)
+            self._take(start, length, blocks)
+            self._cursor = start + length + room
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more sequence uses ``blocks``."""
+        for block in blocks:
+            self._users[block] += 1
+            if self._users[block] == 1 and self._cached[block]:
+                self.num_evictable -= 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One sequence fewer uses ``blocks``; those nobody holds become free."""
+        for block in blocks:
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                if self._cached[block]:
+                    self.num_evictable += 1
+                else:
+                    self._make_free(block)
+
+    def cache(self, block: int) -> None:
+        """The prefix tree takes ``block``, which a sequence uses."""
+        self._cached[block] = 1
+        self.num_cached += 1
+
+    def uncache(self, block: int) -> None:
+        """The prefix tree lets go of ``block``."""
+        self._cached[block] = 0
+        self.num_cached -= 1
+        if self._users[block] == 0:
+            self.num_evictable -= 1
+            self._make_free(block)
+
+    def check_integrity(self) -> None:
+        """Recount everything. Raises ``AssertionError`` if a count or a state is wrong."""
+        free = [b for b in range(self.num_blocks) if self._free[b]]
+        cached = [b for b in range(self.num_blocks) if self._cached[b]]
+        held = [b for b in range(self.num_blocks) if self._users[b] > 0 and not self._cached[b]]
+        assert min(self._users, default=0) >= 0, "a block was released more often than it was used"
+        assert len(free) + len(held) + len(cached) == self.num_blocks, "free + held + cached != total"
+        assert (len(free), len(held), len(cached)) == (self.num_free, self.num_held, self.num_cached), "counts drifted"
+        assert self.num_evictable == sum(self._users[b] == 0 for b in cached), "evictable count drifted"
+
+    def _make_free(self, block: int) -> None:
+        self._free[block] = 1
+        self.num_free += 1
+
+    def _take(self, start: int, length: int, into: list[int]) -> None:
+        self._free[start : start + length] = bytes(length)
+        self.num_free -= length
+        for block in range(start, start + length):
+            self._users[block] = 1
+        into.extend(range(start, start + length))
+
+    def _free_length(self, start: int, limit: int) -> int:
+        """Free blocks side by side from ``start``, at most ``limit``."""
+        end = self._free.find(b"\x00", start, start + limit)
+        return (min(start + limit, self.num_blocks) if end < 0 else end) - start
+
+    def _find_run(self, count: int, room: int) -> tuple[int, int]:
+        """(start, length) of a free run: ``count`` with ``room``, else ``count``, else a shorter one."""
+        for size in (count + room, count):
+            for start in (self._cursor, 0):
+                found = self._free.find(b"\x01" * size, start)
+                if found >= 0:
+                    return found, count
+        longest = max(bytes(self._free).split(b"\x00"), key=len)
+        return self._free.find(longest), len(longest)

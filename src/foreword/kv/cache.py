@@ -1,0 +1,270 @@
+"""The KV cache manager: finds cached prefixes, hands out blocks, keeps what was computed, evicts what is least wanted.
+
+Bookkeeping only: numbers of blocks and tokens. Question methods (``lookup``, ``can_allocate``, ``can_grow``) change
+nothing; action methods (``allocate``, ``grow``) trust their answers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from foreword.kv.blocks import BlockAllocator
+from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segmented_lru
+from foreword.kv.tree import Node, PrefixMatch, PrefixTree
+
+
+class BlockCopy(NamedTuple):
+    """Copy the first ``num_tokens`` slots of block ``source`` to block ``target`` before the next forward pass."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+class SequenceBlocks:
+    """The blocks of one sequence, position by position; made and changed by the cache manager alone."""
+
+    __slots__ = ("namespace", "blocks", "cached_tokens", "node", "committed", "_runs")
+
+    def __init__(self, namespace: bytes, blocks: list[int], cached_tokens: int, node: Node, committed: int) -> None:
+        self.namespace = namespace
+        self.blocks = blocks
+        self.cached_tokens = cached_tokens  # tokens whose KV was there at allocation
+        self.node = node  # the tree node that holds the last committed block
+        self.committed = committed  # tokens whose blocks are in the tree
+        self._runs: list[tuple[int, int]] | None = None
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """The blocks as runs ``(first block, count)`` of neighbours in the pool."""
+        if self._runs is None:
+            self._runs = []
+            for block in self.blocks:
+                if self._runs and block == sum(self._runs[-1]):
+                    self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + 1)
+                else:
+                    self._runs.append((block, 1))
+        return self._runs
+
+    def replace(self, first: int, blocks: list[int]) -> None:
+        """Set the blocks from index ``first`` on."""
+        if self.blocks[first : first + len(blocks)] != blocks:
+            self.blocks[first : first + len(blocks)] = blocks
+            self._runs = None
+
+
+class KVCacheManager:
+    """All KV blocks of one pool.
+
+    Args:
+        num_blocks: blocks of the pool.
+        block_size: tokens per block.
+        policy: which cached blocks are evicted first.
+        enable_prefix_caching: off, nothing is looked up or kept.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        policy: EvictionPolicy = segmented_lru,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.block_size = block_size
+        self.enabled = enable_prefix_caching
+        self.allocator = BlockAllocator(num_blocks)
+        self.evictions = 0
+        self.version = 0  # changes whenever a lookup may answer differently
+        self._policy = policy
+        self._trees: dict[bytes, PrefixTree] = {}
+        self._queue: EvictionQueue[Node] = EvictionQueue()
+        self._copies: list[BlockCopy] = []
+        self._clock = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had: free ones and cached ones that no sequence uses."""
+        return self.allocator.num_free + self.allocator.num_evictable
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def lookup(self, namespace: bytes, tokens: list[int], limit: int) -> PrefixMatch:
+        """The longest cached prefix of ``tokens[:limit]``. Changes nothing; hand the match to ``allocate`` at once."""
+        tree = self._tree(namespace)
+        return tree.match(tokens, limit if self.enabled else 0)
+
+    def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
+        """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""
+        matched = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
+        kept = sum(self.allocator.users(block) == 0 for block in matched)  # evictable now, not once they are in use
+        fresh = self.blocks_for(num_tokens) - len(match.blocks)
+        return fresh <= self.num_available - kept - watermark
+
+    def allocate(self, namespace: bytes, match: PrefixMatch, num_tokens: int, room: int = 0) -> SequenceBlocks:
+        """Blocks for a sequence of ``num_tokens`` that starts with ``match``; ``room`` tokens may follow later.
+
+        Matched whole blocks are shared. A match that ends inside a block is copied into the sequence's own block
+        (copy-on-write), see ``take_copies``.
+        """
+        self._touch(match.tail_node or match.node)
+        self.allocator.share(match.blocks)
+        if match.tail_block is not None:
+            self.allocator.share([match.tail_block])  # until the copy is done
+        fresh = self._take_blocks(
+            self.blocks_for(num_tokens) - len(match.blocks),
+            after=match.blocks[-1] if match.blocks else None,
+            room=self.blocks_for(room),
+        )
+        if match.tail_block is not None:
+            copied = match.num_tokens - len(match.blocks) * self.block_size
+            self._copies.append(BlockCopy(match.tail_block, fresh[0], copied))
+        committed = len(match.blocks) * self.block_size
+        return SequenceBlocks(namespace, match.blocks + fresh, match.num_tokens, match.node, committed)
+
+    def can_grow(self, held: SequenceBlocks, num_tokens: int) -> bool:
+        """Whether ``grow`` would find room."""
+        return self.blocks_for(num_tokens) - len(held.blocks) <= self.num_available
+
+    def grow(self, held: SequenceBlocks, num_tokens: int) -> None:
+        """Add blocks until ``num_tokens`` fit."""
+        missing = self.blocks_for(num_tokens) - len(held.blocks)
+        if missing > 0:
+            held.replace(len(held.blocks), self._take_blocks(missing, after=held.blocks[-1] if held.blocks else None))
+
+    def fork(self, held: SequenceBlocks, num_tokens: int) -> SequenceBlocks | None:
+        """A second owner of the first ``num_tokens``: whole blocks are shared, a part-filled last one is copied.
+
+        None when there is no block for the copy.
+        """
+        whole, rest = divmod(num_tokens, self.block_size)
+        if rest and self.num_available < 1:
+            return None
+        shared = held.blocks[:whole]
+        self.allocator.share(shared)
+        blocks = list(shared)
+        if rest:
+            source = held.blocks[whole]
+            self.allocator.share([source])  # until the copy is done
+            blocks += self._take_blocks(1, after=None)
+            self._copies.append(BlockCopy(source, blocks[-1], rest))
+        return SequenceBlocks(held.namespace, blocks, num_tokens, held.node, held.committed)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """The copies that must be carried out before the next forward pass; see ``finish_copies``."""
+        return list(self._copies)
+
+    def finish_copies(self) -> None:
+        """The copies were carried out, or the step that needed them failed: their sources are let go."""
+        self.allocator.release(copy.source for copy in self._copies)
+        self._copies.clear()
+
+    def commit(self, held: SequenceBlocks, tokens: list[int], num_computed: int) -> None:
+        """Keep the blocks that ``tokens[:num_computed]`` fill. Where the tree had the same tokens, its blocks serve."""
+        first, last = held.committed // self.block_size, num_computed // self.block_size
+        if not self.enabled or last <= first:
+            return
+        own = held.blocks[first:last]
+        held.node, stored = self._tree(held.namespace).insert(held.node, tokens, held.committed, own)
+        for mine, kept in zip(own, stored, strict=True):
+            if mine == kept:
+                self.allocator.cache(mine)
+            else:
+                self.allocator.share([kept])
+                self.allocator.release([mine])
+        held.replace(first, stored)
+        held.committed = last * self.block_size
+        self._keep(held.namespace, held.node, len(own))
+
+    def release(self, held: SequenceBlocks, tokens: list[int], num_computed: int) -> None:
+        """The sequence is done with its blocks; what it computed is kept, the part-filled last block too."""
+        self.commit(held, tokens, num_computed)
+        if self.enabled and num_computed > held.committed:
+            block = held.blocks[held.committed // self.block_size]
+            tree = self._tree(held.namespace)
+            leaf = tree.insert_tail(held.node, tokens[:num_computed], held.committed, block)
+            if leaf is not None:
+                self.allocator.cache(block)
+                self._keep(held.namespace, leaf, 1)
+        self.discard(held)
+
+    def discard(self, held: SequenceBlocks) -> None:
+        """Let go of the blocks; what was not committed is lost."""
+        self.allocator.release(held.blocks)
+        held.blocks = []
+
+    def reset(self) -> int:
+        """Forget every cached block that no sequence uses. Returns how many."""
+        count = self.allocator.num_evictable
+        self._evict(count)
+        return count
+
+    def check_integrity(self) -> None:
+        """Raises ``AssertionError`` unless free + held + cached = all and the trees are in order."""
+        self.allocator.check_integrity()
+        cached: list[int] = []
+        for tree in self._trees.values():
+            tree.check_integrity()
+            for node in tree.nodes():
+                cached += node.blocks
+        assert len(cached) == len(set(cached)) == self.allocator.num_cached, "a cached block is in no node, or in two"
+
+    def _tree(self, namespace: bytes) -> PrefixTree:
+        tree = self._trees.get(namespace)
+        if tree is None:
+            tree = self._trees[namespace] = PrefixTree(self.block_size)
+        return tree
+
+    def _keep(self, namespace: bytes, node: Node, num_blocks: int) -> None:
+        """Account for blocks that entered the tree, and drop a shorter version of the same last block."""
+        self.version += 1
+        self._clock += num_blocks
+        node.last_access = self._clock
+        tree = self._tree(namespace)
+        while (tail := tree.shorter_tail(node)) is not None and self.allocator.users(tail.blocks[0]) == 0:
+            self._queue.discard(tail)
+            self.allocator.uncache(tail.drop_last_block(self.block_size))
+        self._enqueue(node)
+
+    def _touch(self, node: Node) -> None:
+        """A request reuses ``node`` and all above it."""
+        self._clock += 1
+        step: Node | None = node
+        while step is not None and step.parent is not None:
+            step.last_access = self._clock
+            step.hits += 1
+            self._enqueue(step)
+            step = step.parent
+
+    def _enqueue(self, node: Node) -> None:
+        if not node.children and node.parent is not None:
+            stats = NodeStats(node.last_access, node.hits, self.allocator.num_blocks)
+            self._queue.push(node, self._policy(stats))
+
+    def _take_blocks(self, count: int, *, after: int | None, room: int = 0) -> list[int]:
+        self._evict(count - self.allocator.num_free)
+        return self.allocator.allocate(count, after=after, room=room)
+
+    def _evict(self, count: int) -> None:
+        """Free ``count`` cached blocks: leaves first, tails before heads, never one in use."""
+        in_use: list[Node] = []
+        while count > 0:
+            node = self._queue.pop()
+            assert node is not None, "evicting more blocks than are evictable"
+            if node.children or not node.blocks:
+                continue
+            while count > 0 and node.blocks and not self.allocator.users(node.blocks[-1]):
+                self.allocator.uncache(self._drop_last_block(node))
+                count -= 1
+            if node.blocks:
+                in_use.append(node)
+            elif node.parent is not None:
+                self._enqueue(node.parent)
+        for node in in_use:
+            self._enqueue(node)
+
+    def _drop_last_block(self, node: Node) -> int:
+        self.version += 1
+        self.evictions += 1
+        return node.drop_last_block(self.block_size)
