@@ -1,0 +1,50 @@
+"""The compute primitives behind one protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from foreword.ops.protocol import Ops
+
+
+def create_ops(device: str, dtype: torch.dtype) -> Ops:
+    """The backend for ``device``, computing in ``dtype``.
+
+    Raises:
+        ValueError: there is no backend for the device or the dtype.
+    """
+    if device == "cpu":
+        from foreword.ops.cpu import CpuOps
+
+        return CpuOps(dtype)
+    if device.partition(":")[0] == "cuda":
+        raise ValueError(f"device={device!r} is not supported yet: the Triton backend is still to come; use 'cpu'")
+    raise ValueError(f"device={device!r} is not supported: use 'cpu'")
+
+
+def default_dtype(device: str) -> torch.dtype:
+    """What ``dtype="auto"`` computes in, whatever the checkpoint holds.
+
+    bfloat16 where the device multiplies it fast, else float32. float16 is never chosen: on the CPU its products run
+    tens of times slower than either.
+    """
+    import torch
+
+    if device != "cpu":
+        return torch.bfloat16
+    from foreword.ops.cpu.linear import mkldnn_packs
+
+    return torch.bfloat16 if _has_fast_bfloat16() and mkldnn_packs(torch.bfloat16) else torch.float32
+
+
+def _has_fast_bfloat16() -> bool:
+    import torch
+
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    if capabilities:
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+    checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return any(check() for check in checks if check is not None)

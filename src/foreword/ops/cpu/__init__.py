@@ -1,0 +1,67 @@
+"""The plain-torch CPU backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from foreword.ops.cpu import attention, elementwise, linear
+from foreword.ops.protocol import Activation, AttentionSequence, AttentionSpec, KVLayer, LinearOp, SlotCopy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CpuOps:
+    """:class:`foreword.ops.protocol.Ops` in torch operations.
+
+    Args:
+        dtype: of weights, activations and KV: float32 or bfloat16.
+
+    Raises:
+        ValueError: another dtype.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"the CPU backend computes in float32 or bfloat16, not in {dtype}")
+        self.dtype = dtype
+        self._smallest_rows = 1
+        self._measured: dict[tuple[int, ...], int] = {}
+
+    def pad_rows(self, num_rows: int) -> int:
+        return linear.pad_rows(num_rows, self._smallest_rows)
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearOp:
+        product = linear.pack_linear(weight, bias)
+        shape = (*weight.shape, bias is not None)
+        if shape not in self._measured:
+            self._measured[shape] = linear.smallest_exact_rows(product, weight.shape[1], weight.dtype)
+            self._smallest_rows = max(self._measured.values())
+        return product
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, weight, eps)
+
+    def gated_activation(self, gate_up: Tensor, kind: Activation) -> Tensor:
+        return elementwise.gated_activation(gate_up, kind)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return elementwise.rotate(x, cos, sin)
+
+    def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
+        count = slots.shape[0]
+        layer.key.index_copy_(1, slots, key[:count].transpose(0, 1))
+        layer.value.index_copy_(1, slots, value[:count].transpose(0, 1))
+
+    def plan_attention(self, sequences: Sequence[AttentionSequence], num_rows: int) -> attention.AttentionPlan:
+        return attention.AttentionPlan(sequences, num_rows)
+
+    def attention(self, query: Tensor, layer: KVLayer, plan: attention.AttentionPlan, spec: AttentionSpec) -> Tensor:
+        return attention.attend(query, layer, plan, spec)
+
+    def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
+        for source, target, length in copies:
+            pool[..., target : target + length, :] = pool[..., source : source + length, :]

@@ -1,0 +1,171 @@
+"""Reading a checkpoint directory: config.json and safetensors, sharded or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foreword.core.errors import ModelLoadError
+from foreword.model.config import ModelConfig
+from foreword.model.decoder import Decoder, DecoderLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foreword.ops.protocol import LinearOp, Ops
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def load_model(
+    directory: Path, config: ModelConfig, *, dtype: torch.dtype, ops: Ops, device: str = "cpu"
+) -> Decoder:
+    """Load the weights of ``directory``, converted to ``dtype`` and packed by ``ops``.
+
+    Raises:
+        ModelLoadError: a file is missing, truncated or unreadable, or a tensor is missing, of another shape than
+            ``config`` says, or unknown to the decoder. The message names the file, the tensor and the reason.
+    """
+    weights = _Weights(Path(directory), dtype, device)
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
+    layers = [_layer(weights, config, ops, f"model.layers.{number}.") for number in range(config.num_layers)]
+    final_norm = weights.norm("model.norm.weight", hidden, config)
+    if config.tie_word_embeddings:
+        weights.ignore("lm_head.weight")
+        head = ops.linear(embedding)
+    else:
+        head = ops.linear(weights.take("lm_head.weight", vocab, hidden))
+    weights.finish()
+    return Decoder(config, ops, embedding=embedding, layers=layers, final_norm=final_norm, head=head)
+
+
+def fingerprint(directory: Path) -> str:
+    """A digest of the checkpoint that changes when another one is put in its place: SHA-256 over config.json and each
+    safetensors file's name, size, header and a sample of its data. Cheap: no file is read whole.
+
+    Raises:
+        ModelLoadError: a file is missing or unreadable.
+    """
+    directory = Path(directory)
+    digest = hashlib.sha256()
+    try:
+        digest.update((directory / "config.json").read_bytes())
+        for file in _files(directory):
+            size = file.stat().st_size
+            digest.update(f"\0{file.name}\0{size}\0".encode())
+            with file.open("rb") as stream:
+                head = stream.read(8)
+                length = min(int.from_bytes(head, "little"), size)
+                digest.update(head + stream.read(length))
+                for position in range(8 + length, size, max(4096, (size - length) // 64)):
+                    stream.seek(position)
+                    digest.update(stream.read(4096))
+    except OSError as error:
+        raise ModelLoadError(f"{directory}: cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _layer(weights: _Weights, config: ModelConfig, ops: Ops, prefix: str) -> DecoderLayer:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+
+    def fused(parts: dict[str, int], inputs: int, bias: bool) -> LinearOp:
+        return ops.linear(*weights.linear(parts, inputs, bias))
+
+    def norm(name: str, size: int, present: bool = True) -> Tensor | None:
+        return weights.norm(prefix + name + ".weight", size, config) if present else None
+
+    qkv = {attention + "q_proj": query, attention + "k_proj": kv, attention + "v_proj": kv}
+    mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+    return DecoderLayer(
+        qkv=fused(qkv, hidden, config.qkv_bias),
+        output=fused({attention + "o_proj": hidden}, query, config.o_bias),
+        gate_up=fused({mlp + "gate_proj": inner, mlp + "up_proj": inner}, hidden, config.mlp_bias),
+        down=fused({mlp + "down_proj": hidden}, inner, config.mlp_bias),
+        attention_norm=weights.norm(prefix + "input_layernorm.weight", hidden, config),
+        mlp_norm=weights.norm(prefix + mlp_norm + ".weight", hidden, config),
+        attention_post_norm=norm("post_attention_layernorm", hidden, config.post_norms),
+        mlp_post_norm=norm("post_feedforward_layernorm", hidden, config.post_norms),
+        query_norm=norm("self_attn.q_norm", config.head_dim, config.qk_norm),
+        key_norm=norm("self_attn.k_norm", config.head_dim, config.qk_norm),
+    )
+
+
+class _Weights:
+    """The tensors of a checkpoint, each taken once."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: str) -> None:
+        from safetensors import safe_open
+
+        self._dtype = dtype
+        self._device = device
+        self._directory = directory
+        self._places: dict[str, tuple[Path, Any]] = {}
+        for file in _files(directory):
+            try:
+                handle = safe_open(file, framework="pt", device="cpu")
+            except Exception as error:  # safetensors raises its own type, OSError and others
+                raise ModelLoadError(f"{file}: no complete safetensors file: {error}") from error
+            self._places.update((name, (file, handle)) for name in handle.keys())  # noqa: SIM118 - not a mapping
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor in the wanted dtype; memory-mapped where the file holds that dtype."""
+        if name not in self._places:
+            raise ModelLoadError(f"{self._directory}: tensor {name!r} is missing")
+        file, handle = self._places.pop(name)
+        found = tuple(handle.get_slice(name).get_shape())
+        if found != shape:
+            raise ModelLoadError(f"{file}: tensor {name!r} has shape {list(found)}, not {list(shape)}")
+        tensor = handle.get_tensor(name)
+        if not tensor.is_floating_point():
+            raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are unsupported")
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def linear(self, parts: dict[str, int], inputs: int, bias: bool) -> tuple[Tensor, Tensor | None]:
+        """``weight [sum of parts, inputs]`` and bias of several projections of one input."""
+        weights = [self.take(name + ".weight", size, inputs) for name, size in parts.items()]
+        biases = [self.take(name + ".bias", size) for name, size in parts.items()] if bias else []
+        return _joined(weights), _joined(biases) if biases else None
+
+    def norm(self, name: str, size: int, config: ModelConfig) -> Tensor:
+        """A norm's weight. With an offset it stays in float32: in bfloat16 the sum would lose the weight's bits."""
+        weight = self.take(name, size)
+        return weight.float() + config.norm_offset if config.norm_offset else weight
+
+    def ignore(self, name: str) -> None:
+        self._places.pop(name, None)
+
+    def finish(self) -> None:
+        """Check that nothing that would change the results is left over."""
+        for name, (file, _) in self._places.items():
+            if not name.endswith("rotary_emb.inv_freq"):
+                raise ModelLoadError(f"{file}: tensor {name!r} is unknown to this architecture")
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _files(directory: Path) -> list[Path]:
+    """The checkpoint's safetensors files, in a fixed order."""
+    if (directory / _SINGLE).is_file():
+        return [directory / _SINGLE]
+    index = directory / _INDEX
+    if not index.is_file():
+        raise ModelLoadError(f"{directory}: holds neither {_SINGLE} nor {_INDEX}")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{index}: cannot be read as a safetensors index: {error!r}") from error
+    for name in names:
+        if not (directory / name).is_file():
+            raise ModelLoadError(f"{directory / name}: is missing, though {_INDEX} names it")
+    return [directory / name for name in names]

@@ -1,0 +1,114 @@
+"""Causal attention over paged KV in plain torch, float32 inside.
+
+Every path (prefill, chunk, decode) does the same arithmetic on the same tiles of 128 absolute positions: the products
+and sums within a tile have a fixed width, tiles are added in ascending order, and what a query may not see contributes
+exact zeros. So its result has the same bits wherever the borders of chunks, caches and batches fall.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from foreword.ops.cpu.schedule import AttentionPlan, Block, Group, HeadGeometry
+from foreword.ops.protocol import ATTENTION_TILE as TILE
+from foreword.ops.protocol import AttentionSpec, KVLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def attend(query: Tensor, layer: KVLayer, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
+    """See :meth:`foreword.ops.protocol.Ops.attention`."""
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = layer.key.shape[0]
+    heads = HeadGeometry(num_kv_heads, num_heads // num_kv_heads, head_dim)
+    output = torch.empty_like(query)
+    output[plan.num_tokens :] = 0
+    for group in plan.schedule(heads, spec.window):
+        _gather(group, layer.key, group.key)
+        _gather(group, layer.value, group.value)
+        for block in group.blocks:
+            _attend_block(query, output, group, block, spec, heads)
+    return output
+
+
+def _gather(group: Group, source: Tensor, target: Tensor) -> None:
+    """Copy a group's tokens from ``source [heads, slots, D]`` to ``target [I, heads, T * TILE, D]``.
+
+    What belongs to no token is zero: a foreign NaN times a probability of zero would be NaN.
+    """
+    num_heads, num_slots, head_dim = source.shape
+    if group.slots is None:
+        for item, start, position, length in group.copies:
+            target[item, :, position : position + length] = source[:, start : start + length]
+    else:
+        offsets = torch.arange(num_heads)[:, None] * num_slots
+        index = group.slots[:, None] + offsets  # [I, heads, T * TILE]
+        target.view(-1, head_dim).copy_(source.reshape(-1, head_dim).index_select(0, index.view(-1)))
+    if group.dirty:
+        target.view(-1, head_dim).index_fill_(0, group.padding, 0)
+
+
+def _attend_block(
+    query: Tensor, output: Tensor, group: Group, block: Block, spec: AttentionSpec, heads: HeadGeometry
+) -> None:
+    """One block: scores of all its tiles, the maximum over them, then tile by tile in ascending order."""
+    low, high = block.tiles
+    items, kv_heads, rows, head_dim = block.query.shape
+    batch, tiles = items * kv_heads, high - low
+    folded = _fold(query, block, spec.scale, heads)  # [I, K, M, D]
+
+    def tiled(kv: Tensor) -> Tensor:
+        """``[I * K * tiles, TILE, D]``"""
+        return kv.view(items, kv_heads, -1, TILE, head_dim)[:, :, low:high].reshape(-1, TILE, head_dim)
+
+    stacked = folded.view(batch, 1, rows, head_dim).expand(-1, tiles, -1, -1).reshape(-1, rows, head_dim)
+    scores = torch.bmm(stacked, tiled(group.key).transpose(1, 2))  # [I * K * tiles, M, TILE]
+    if spec.softcap is not None:
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    scores = scores.view(items, kv_heads, tiles, rows, TILE)
+    for first, last, mask in block.masks:
+        scores[:, :, first:last] += mask
+    scores -= scores.amax(4, keepdim=True).amax(2, keepdim=True)
+    weights = scores.exp_()
+    sums = ascending_sum(weights.sum(4, keepdim=True))  # [I, K, M, 1]
+    values = torch.bmm(weights.view(-1, rows, TILE), tiled(group.value))
+    result = ascending_sum(values.view(items, kv_heads, tiles, rows, head_dim)) / sums  # [I, K, M, D]
+    _unfold(result, output, block, heads)
+
+
+def ascending_sum(parts: Tensor) -> Tensor:
+    """Sum over dimension 2 from the first to the last, so that zeros after or before change no bit.
+
+    ``parts [I, K, T, M, D]``, overwritten; gives ``[I, K, M, D]``.
+    """
+    total = parts[:, :, 0]
+    for tile in range(1, parts.shape[2]):
+        total += parts[:, :, tile]
+    return total
+
+
+def _fold(query: Tensor, block: Block, scale: float, heads: HeadGeometry) -> Tensor:
+    """The block's queries, scaled, with the query heads of a KV head as rows: ``[I, K, M, D]``."""
+    items, count = block.query.shape[0], block.num_queries
+    if block.rows is None:
+        chosen = query[block.start : block.start + items * count]
+    else:
+        chosen = query.index_select(0, block.rows)
+    chosen = chosen.view(items, count, heads.num_kv_heads, heads.group_size, heads.head_dim)
+    used = block.query[:, :, : count * heads.group_size]
+    used.unflatten(2, (count, heads.group_size)).copy_(chosen.transpose(1, 2))
+    return block.query.mul_(scale)
+
+
+def _unfold(result: Tensor, output: Tensor, block: Block, heads: HeadGeometry) -> None:
+    """Write ``result [I, K, M, D]`` to the block's rows of ``output [N, heads, D]``."""
+    items, count = block.query.shape[0], block.num_queries
+    used = result[:, :, : count * heads.group_size].unflatten(2, (count, heads.group_size))
+    rows = used.transpose(1, 2).reshape(items * count, -1, heads.head_dim)  # [I * Q, num_heads, D]
+    if block.rows is None:
+        output[block.start : block.start + items * count] = rows
+    else:
+        output.index_copy_(0, block.rows, rows.to(output.dtype))
