@@ -36,9 +36,9 @@ class CpuOps:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearOp:
         product = linear.pack_linear(weight, bias)
-        shape = (*weight.shape, bias is not None)
+        shape = tuple(weight.shape)
         if shape not in self._measured:
-            self._measured[shape] = linear.smallest_exact_rows(product, weight.shape[1], weight.dtype)
+            self._measured[shape] = linear.smallest_exact_rows(weight)
             self._smallest_rows = max(self._measured.values())
         return product
 
