@@ -23,6 +23,7 @@ class Abilities:
 
     Attributes:
         system: a system message at the start.
+        system_alone: a conversation that is nothing but a system message.
         late_system: a system message later in the conversation.
         tool: a message of role ``tool``.
         tool_calls: an assistant message with ``tool_calls``.
@@ -31,6 +32,7 @@ class Abilities:
     """
 
     system: bool
+    system_alone: bool
     late_system: bool
     tool: bool
     tool_calls: bool
@@ -92,6 +94,7 @@ class ChatTemplate:
         text_content = self._expresses(("user", "alpha")) or not self._expresses(("user", "alpha"), parts=True)
         return Abilities(
             system=self._expresses(("system", "alpha"), ("user", "beta"), parts=not text_content),
+            system_alone=self._expresses(("system", "alpha"), parts=not text_content),
             late_system=self._expresses(
                 ("user", "alpha"), ("assistant", "beta"), ("system", "gamma"), ("user", "delta"), parts=not text_content
             ),
@@ -238,8 +241,9 @@ def _fold_system(messages: list[dict[str, Any]], can: Abilities) -> list[dict[st
     """
     folded: list[dict[str, Any]] = []
     pending = ""
+    can_open = can.system and (len(messages) > 1 or can.system_alone)
     for index, message in enumerate(messages):
-        if message["role"] == "system" and not (can.late_system if index else can.system):
+        if message["role"] == "system" and not (can.late_system if index else can_open):
             pending = _join(pending, message["content"])
         elif pending and message["role"] == "user":
             folded.append(message | {"content": _join(pending, message["content"])})

@@ -91,7 +91,7 @@ def _finish(
 
     steps: list[Any] = []
     if collapse_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if add_space_prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
