@@ -1,1 +1,73 @@
-"""Foreword."""
+"""Foreword: an LLM engine inside your Python process that computes every shared beginning once.
+
+Everything public is imported from here, on first use: ``import foreword`` itself loads no heavy package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foreword.core.config import EngineConfig
+    from foreword.core.errors import (
+        EngineClosedError,
+        ForewordError,
+        ModelLoadError,
+        PromptTooLongError,
+        RequestFailedError,
+    )
+    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
+    from foreword.core.sampling import SamplingParams
+    from foreword.engine.engine import Engine
+    from foreword.scheduling.policy import Candidate, SchedulingPolicy
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EngineConfig": "core.config",
+    "EngineClosedError": "core.errors",
+    "ForewordError": "core.errors",
+    "ModelLoadError": "core.errors",
+    "PromptTooLongError": "core.errors",
+    "RequestFailedError": "core.errors",
+    "CompletionOutput": "core.outputs",
+    "EngineStats": "core.outputs",
+    "OutputChunk": "core.outputs",
+    "RequestOutput": "core.outputs",
+    "Usage": "core.outputs",
+    "SamplingParams": "core.sampling",
+    "Engine": "engine.engine",
+    "Candidate": "scheduling.policy",
+    "SchedulingPolicy": "scheduling.policy",
+}
+
+__all__ = [
+    "Candidate",
+    "CompletionOutput",
+    "Engine",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineStats",
+    "ForewordError",
+    "ModelLoadError",
+    "OutputChunk",
+    "PromptTooLongError",
+    "RequestFailedError",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulingPolicy",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foreword' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"foreword.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from foreword.core.errors import RequestFailedError
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenLogprobs = dict[int, float]
 """Natural-log probabilities by token id."""
@@ -48,7 +50,7 @@ class CompletionOutput:
     Attributes:
         stop_reason: the stop string or stop token id that ended it; None at an end-of-sequence token.
         logprobs: per generated token, the log-probabilities asked for; None if none were.
-        error: what went wrong when ``finish_reason`` is "error".
+        error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause.
     """
 
     index: int
@@ -57,7 +59,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
-    error: str | None = None
+    error: RequestFailedError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
     @property
-    def error(self) -> str | None:
+    def error(self) -> RequestFailedError | None:
         return self.outputs[0].error
 
 

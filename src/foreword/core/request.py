@@ -15,6 +15,8 @@ class Request:
         number: position in the order of submission, counted from 0.
         namespace: the cache namespace whose entries it may reuse.
         arrival_s: submission time on the monotonic clock.
+        max_tokens: tokens to generate at most: ``params.max_tokens``, or less where the context ends.
+        seed: what its random choices derive from: ``params.seed``, or drawn by the engine.
     """
 
     request_id: str
@@ -23,3 +25,5 @@ class Request:
     params: SamplingParams
     namespace: bytes
     arrival_s: float
+    max_tokens: int
+    seed: int

@@ -75,7 +75,6 @@ class KVCacheManager:
         self.enabled = enable_prefix_caching
         self.allocator = BlockAllocator(num_blocks)
         self.evictions = 0
-        self.version = 0  # changes whenever a lookup may answer differently
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
         self._queue: EvictionQueue[Node] = EvictionQueue()
@@ -218,7 +217,6 @@ class KVCacheManager:
 
     def _keep(self, namespace: bytes, node: Node, num_blocks: int) -> None:
         """Account for blocks that entered the tree, and drop a shorter version of the same last block."""
-        self.version += 1
         self._clock += num_blocks
         node.last_access = self._clock
         tree = self._tree(namespace)
@@ -265,6 +263,5 @@ class KVCacheManager:
             self._enqueue(node)
 
     def _drop_last_block(self, node: Node) -> int:
-        self.version += 1
         self.evictions += 1
         return node.drop_last_block(self.block_size)

@@ -1,4 +1,4 @@
-"""Which cached blocks go first. A policy is a pure function: statistics of a node in, a priority out; lowest goes first."""
+"""Which cached blocks go first. A policy maps statistics of a node to a priority, purely; the lowest goes first."""
 
 from __future__ import annotations
 

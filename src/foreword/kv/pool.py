@@ -39,8 +39,10 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (geometry.num_layers, 2, geometry.num_kv_heads, num_blocks * block_size, geometry.head_dim)
-        self.data: Tensor = _lazy_zeros(shape, geometry.dtype) if device == "cpu" else torch.zeros(
-            shape, dtype=geometry.dtype, device=device
+        self.data: Tensor = (
+            _lazy_zeros(shape, geometry.dtype)
+            if device == "cpu"
+            else torch.zeros(shape, dtype=geometry.dtype, device=device)
         )
         self.layers = [KVLayer(layer[0], layer[1]) for layer in self.data]
 

@@ -90,7 +90,9 @@ class PrefixTree:
             position += common
             if common < len(child.tokens) or common % self.block_size:
                 tail = child.blocks[whole] if common % self.block_size else None
-                return PrefixMatch(position, blocks, tail, child if whole else node, child if tail is not None else None)
+                return PrefixMatch(
+                    position, blocks, tail, child if whole else node, child if tail is not None else None
+                )
             node = child
 
     def insert(self, node: Node, tokens: list[int], start: int, blocks: list[int]) -> tuple[Node, list[int]]:
@@ -177,7 +179,7 @@ class PrefixTree:
         return best, longest
 
     def _append(self, node: Node, tokens: list[int], blocks: list[int]) -> Node:
-        """Lengthen ``node`` if it is a leaf that nobody has reused (a reused one keeps its own rank), else add a child."""
+        """Lengthen ``node`` if it is a leaf nobody has reused (a reused one keeps its own rank), else add a child."""
         if node.parent is None or node.children or node.hits or len(node.tokens) % self.block_size:
             return self._add_child(node, tokens, blocks)
         node.tokens += tokens

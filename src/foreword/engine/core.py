@@ -1,0 +1,152 @@
+"""The step loop's body: schedule, run, commit, deliver. Lives on one thread; knows no other."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from foreword.core.errors import RequestFailedError
+from foreword.core.outputs import EngineStats, FinishReason
+from foreword.engine.request_state import Completion, RequestState
+from foreword.runtime.runner import ModelRunner, Sample
+from foreword.scheduling.scheduler import Scheduler
+from foreword.scheduling.sequence import Sequence
+
+logger = logging.getLogger("foreword")
+
+
+class EngineCore:
+    """All live requests and the one way they take through scheduler and runner."""
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._requests: dict[str, RequestState] = {}
+        self._tokens_generated = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, states: list[RequestState]) -> None:
+        """Queue requests; those added together are scheduled together."""
+        for state in states:
+            self._requests[state.request.request_id] = state
+            state.completions[0].sequence = sequence = Sequence(state.request)
+            self.scheduler.add(sequence)
+
+    def cancel(self, request_ids: list[str]) -> None:
+        """End requests in whatever state they are; their blocks are free at once. Finished ones are ignored."""
+        for request_id in request_ids:
+            state = self._requests.get(request_id)
+            if state is not None:
+                self._end(state, "cancelled")
+
+    def cancel_all(self) -> None:
+        self.cancel(list(self._requests))
+
+    def abandon(self, error: BaseException) -> None:
+        """The engine itself failed: every live request ends with that error. Scheduler and cache are not touched."""
+        for state in list(self._requests.values()):
+            for completion in state.live:
+                completion.sequence = None
+            self._end(state, "error", _failure(state, error))
+
+    def step(self) -> None:
+        """One forward pass and everything that follows from it. A failure ends the requests of this step only."""
+        plan = self.scheduler.schedule(time.monotonic())
+        try:
+            samples = self.runner.execute(plan)
+        except Exception as error:
+            logger.exception("a step failed; its %d sequences end with an error", len(plan.chunks))
+            for sequence in self.scheduler.fail(plan):
+                self._fail(sequence, error)
+            return
+        self.scheduler.advance(plan)
+        for sample in samples:
+            self._accept(sample)
+
+    def stats(self) -> EngineStats:
+        scheduler, allocator = self.scheduler, self.scheduler.cache.allocator
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks_total=allocator.num_blocks,
+            blocks_free=allocator.num_free,
+            blocks_held=allocator.num_held,
+            blocks_cached=allocator.num_cached,
+            prompt_tokens=scheduler.stats.prompt_tokens,
+            tokens_reused=scheduler.stats.tokens_reused,
+            tokens_prefilled=scheduler.stats.tokens_prefilled,
+            tokens_generated=self._tokens_generated,
+            preemptions=scheduler.stats.preemptions,
+            evictions=scheduler.cache.evictions,
+            steps=self.runner.num_steps,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises ``AssertionError`` unless every block is accounted for and every sequence belongs to a request."""
+        self.scheduler.cache.check_integrity()
+        sequences = self.scheduler.running + self.scheduler.waiting
+        live = [c.sequence for state in self._requests.values() for c in state.live if c.sequence is not None]
+        assert {id(s) for s in sequences} == {id(s) for s in live}, "sequences and requests disagree"
+
+    def _accept(self, sample: Sample) -> None:
+        """Give a sampled token to its completion; the first sample of an ``n > 1`` prompt forks the others."""
+        state = self._requests.get(sample.sequence.request.request_id)
+        if state is None:  # ended while the step's earlier samples were delivered
+            return
+        completion = state.completions[sample.index]
+        if sample.index != sample.sequence.index:
+            completion.sequence = self.scheduler.fork(sample.sequence, sample.index)
+        else:
+            sample.sequence.num_samples = 1
+        sequence = completion.sequence
+        assert sequence is not None
+        if sample.error is not None:
+            self._fail(sequence, sample.error)
+            return
+        if state.first_token_s is None:
+            state.first_token_s = time.monotonic()
+        self._tokens_generated += 1
+        sequence.token_ids.append(sample.token_id)
+        try:
+            text = completion.append(sample.token_id, sample.logprobs)
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        if completion.finish_reason is not None:
+            self.scheduler.finish(sequence)
+        self._deliver(state, completion, text, sample)
+
+    def _deliver(self, state: RequestState, completion: Completion, text: str, sample: Sample | None = None) -> None:
+        """Pass output on. A consumer that raises has lost its request, nobody else's."""
+        if not state.live:
+            self._requests.pop(state.request.request_id, None)
+        tokens = [sample.token_id] if sample else []
+        logprobs = [sample.logprobs] if sample and sample.logprobs is not None else None
+        try:
+            state.emit(completion, text, tokens, logprobs)
+        except Exception:
+            logger.exception("the consumer of request %s raised; the request is cancelled", state.request.request_id)
+            state.detach()
+            self.cancel([state.request.request_id])
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        state = self._requests.get(sequence.request.request_id)
+        if state is not None:
+            self._end(state, "error", _failure(state, error))
+
+    def _end(self, state: RequestState, reason: FinishReason, error: RequestFailedError | None = None) -> None:
+        """Finish what is live of a request, for one reason."""
+        for completion in state.live:
+            completion.finish_reason, completion.error = reason, error
+            if completion.sequence is not None:
+                self.scheduler.finish(completion.sequence)
+            self._deliver(state, completion, "")
+
+
+def _failure(state: RequestState, error: BaseException) -> RequestFailedError:
+    failure = RequestFailedError(f"request {state.request.request_id} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,128 @@
+"""The engine thread, and the channels through which other threads and event loops hear from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from foreword.core.errors import EngineClosedError
+from foreword.core.outputs import OutputChunk
+from foreword.engine.core import EngineCore
+
+logger = logging.getLogger("foreword")
+T = TypeVar("T")
+
+
+class EngineLoop:
+    """Owns the engine thread. Everything that touches the core is a callable run there, between two steps."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._inbox: deque[Callable[[], Any]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
+        self._thread.start()
+
+    def post(self, action: Callable[[], Any]) -> None:
+        """Have ``action`` run on the engine thread before the next step.
+
+        Raises:
+            EngineClosedError: the engine is closed or its thread has died.
+        """
+        with self._wake:
+            if self._closing:
+                raise EngineClosedError("the engine is closed; create a new Engine") from self._failure
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on the engine thread and wait for its result."""
+        if threading.current_thread() is self._thread:
+            return action()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future.result()
+
+    def close(self) -> None:
+        """Cancel what is live and end the thread. May be called twice; in a forked child there is no thread to end."""
+        if self._process != os.getpid():
+            return
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._take_actions():
+                if self._core.has_work:
+                    self._core.step()
+        except BaseException as error:  # a bug of ours: nobody may be left waiting
+            logger.exception("the engine thread failed")
+            self._failure = error
+        finally:
+            self._shut_down()
+
+    def _take_actions(self) -> bool:
+        """Wait for something to do and run what was posted. False once the engine is closing."""
+        with self._wake:
+            while not (self._inbox or self._closing or self._core.has_work):
+                self._wake.wait()
+            actions = list(self._inbox)
+            self._inbox.clear()
+            closing = self._closing
+        for action in actions:
+            action()
+        return not closing
+
+    def _shut_down(self) -> None:
+        with self._wake:
+            self._closing = True
+            actions = list(self._inbox)
+            self._inbox.clear()
+        for action in actions:
+            action()
+        if self._failure is not None:
+            self._core.abandon(self._failure)
+        else:
+            self._core.cancel_all()
+
+
+class SyncChannel:
+    """Chunks for a thread that waits."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[OutputChunk] = queue.SimpleQueue()
+        self.put = self._queue.put
+        self.get = self._queue.get
+
+
+class AsyncChannel:
+    """Chunks for a coroutine of the running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[OutputChunk] = asyncio.Queue()
+        self.get = self._queue.get
+
+    def put(self, chunk: OutputChunk) -> None:
+        """Called on the engine thread. ``RuntimeError`` when the event loop is gone, which cancels the request."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, chunk)

@@ -1,0 +1,152 @@
+"""What the engine remembers of a live request besides its sequences: its text, its timing, where its output goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from foreword.core.errors import RequestFailedError
+from foreword.core.outputs import (
+    CompletionOutput,
+    FinishReason,
+    OutputChunk,
+    RequestOutput,
+    TokenLogprobs,
+    Usage,
+)
+from foreword.core.request import Request
+from foreword.scheduling.sequence import Sequence
+from foreword.text.detokenizer import IncrementalDetokenizer
+from foreword.text.stop import StopStrings
+from foreword.text.tokenizer import Tokenizer
+
+Sink = Callable[[OutputChunk], None]
+
+
+class Completion:
+    """The text of one completion as it grows."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.sequence: Sequence | None = None
+        self.text: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: RequestFailedError | None = None
+        self._request = request
+        self._eos = frozenset() if request.params.ignore_eos else tokenizer.eos_token_ids
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stop = StopStrings(request.params.stop, request.params.include_stop_str_in_output)
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
+        """Take the next token; gives the text that may be shown now. Sets ``finish_reason`` when it was the last."""
+        params = self._request.params
+        self.token_ids.append(token_id)
+        if self.logprobs is not None and logprobs is not None:
+            self.logprobs.append(logprobs)
+        may_stop = len(self.token_ids) >= params.min_tokens
+        if may_stop and token_id in params.stop_token_ids:
+            text = self._detokenizer.append(token_id) if params.include_stop_str_in_output else ""
+            self.finish_reason, self.stop_reason = "stop", token_id
+            return self._show(self._stop.flush() + text)
+        if may_stop and token_id in self._eos:
+            self.finish_reason = "stop"
+            return self._show(self._stop.flush())
+        text = self._detokenizer.append(token_id)
+        if may_stop:
+            text, self.stop_reason = self._stop.append(text)
+        if self.stop_reason is not None:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self._request.max_tokens:
+            self.finish_reason = "length"
+            text += self._stop.flush()
+        return self._show(text)
+
+    def output(self) -> CompletionOutput:
+        assert self.finish_reason is not None
+        return CompletionOutput(
+            self.index,
+            "".join(self.text),
+            self.token_ids,
+            self.finish_reason,
+            self.stop_reason,
+            self.logprobs,
+            self.error,
+        )
+
+    def _show(self, text: str) -> str:
+        if text:
+            self.text.append(text)
+        return text
+
+
+class RequestState:
+    """A live request.
+
+    Args:
+        sink: called on the engine thread with each chunk, or, unless ``stream``, with the last one only.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, sink: Sink, *, stream: bool) -> None:
+        self.request = request
+        self.completions = [Completion(index, request, tokenizer) for index in range(request.params.n)]
+        self.first_token_s: float | None = None
+        self._sink = sink
+        self._stream = stream
+
+    @property
+    def live(self) -> list[Completion]:
+        """Completions that are not finished."""
+        return [completion for completion in self.completions if completion.finish_reason is None]
+
+    def emit(
+        self, completion: Completion, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> None:
+        """Hand a piece of output to the consumer, with the whole output if it is the last."""
+        output = None if self.live else self._output()
+        if self._stream or output is not None:
+            self._sink(
+                OutputChunk(
+                    self.request.request_id,
+                    completion.index,
+                    text,
+                    token_ids,
+                    completion.finish_reason,
+                    completion.stop_reason,
+                    logprobs,
+                    output,
+                )
+            )
+
+    def detach(self) -> None:
+        """The consumer is gone: further output goes nowhere."""
+        self._sink = lambda _: None
+
+    def _output(self) -> RequestOutput:
+        request, first = self.request, self.completions[0].sequence
+        prompt_logprobs = None
+        if request.params.prompt_logprobs is not None and first is not None:
+            prompt_logprobs = [None, *first.prompt_logprobs]
+        return RequestOutput(
+            request.request_id,
+            request.prompt_token_ids,
+            [completion.output() for completion in self.completions],
+            self._usage(),
+            prompt_logprobs,
+        )
+
+    def _usage(self) -> Usage:
+        arrival = self.request.arrival_s
+        first = self.completions[0].sequence
+        started = first.first_scheduled_s if first else None
+        return Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=(first.cached_tokens or 0) if first else 0,
+            completion_tokens=sum(len(completion.token_ids) for completion in self.completions),
+            time_to_first_token_s=None if self.first_token_s is None else self.first_token_s - arrival,
+            total_time_s=time.monotonic() - arrival,
+            queue_time_s=None if started is None else started - arrival,
+            num_preemptions=sum(c.sequence.num_preemptions for c in self.completions if c.sequence),
+        )

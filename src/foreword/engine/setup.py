@@ -1,0 +1,125 @@
+"""From options to a running core: model, KV pool, scheduler and runner, put together in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from foreword.core.config import EngineConfig
+from foreword.core.errors import ModelLoadError
+from foreword.core.validation import reject
+from foreword.engine.core import EngineCore
+from foreword.kv.cache import KVCacheManager
+from foreword.kv.namespace import Namespace
+from foreword.kv.pool import KVGeometry, KVPool
+from foreword.model.config import ModelConfig
+from foreword.model.load import fingerprint, load_model
+from foreword.model.source import resolve
+from foreword.ops import create_ops, default_dtype
+from foreword.runtime.runner import ModelRunner
+from foreword.runtime.sampler import Sampler
+from foreword.scheduling.policy import create_policy
+from foreword.scheduling.scheduler import Scheduler
+from foreword.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("foreword")
+
+KV_SHARE_OF_FREE_MEMORY = 0.2
+"""Share of the free memory that the KV cache takes when ``kv_cache_memory`` is not given."""
+
+CPU_TOKENS_PER_STEP = 512
+"""Default of ``max_num_batched_tokens``: more computes no faster per token and lets decoding requests wait longer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What an engine is made of."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    model: ModelConfig
+    max_model_len: int
+    max_tokens_in_pool: int
+    namespace: bytes
+
+
+def build(config: EngineConfig) -> Parts:
+    """Load the model and put the engine together.
+
+    Raises:
+        ModelLoadError: the model cannot be found, read or run, or its KV does not fit.
+        ValueError: an option contradicts the model or the machine.
+    """
+    policy = create_policy(config.scheduling_policy)
+    device = "cpu" if config.device == "auto" else config.device
+    dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    ops = create_ops(device, dtype)
+    source = resolve(config.model)
+    tokenizer = Tokenizer.from_directory(source.directory)
+    model_config = ModelConfig.from_directory(source.directory)
+    max_model_len = _max_model_len(config, model_config)
+    model = load_model(source.directory, model_config, dtype=dtype, ops=ops, device=device)
+    geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
+    num_blocks = _num_blocks(config, geometry, max_model_len)
+    pool = KVPool(geometry, num_blocks, config.block_size, device)
+    cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    scheduler = Scheduler(
+        cache,
+        policy,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or max(CPU_TOKENS_PER_STEP, config.max_num_seqs),
+        chunked_prefill=config.enable_chunked_prefill,
+    )
+    runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids), device)
+    logger.info(
+        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GB)",
+        source.name, device, str(dtype).removeprefix("torch."), num_blocks, config.block_size,
+        pool.data.nbytes / 1e9,
+    )  # fmt: skip
+    return Parts(
+        core=EngineCore(scheduler, runner),
+        tokenizer=tokenizer,
+        model=model_config,
+        max_model_len=max_model_len,
+        max_tokens_in_pool=num_blocks * config.block_size,
+        namespace=_namespace(source.directory, geometry).key(),
+    )
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        reject("max_model_len", config.max_model_len, f"{config.model} was made for at most {longest} tokens")
+    return config.max_model_len or longest
+
+
+def _num_blocks(config: EngineConfig, geometry: KVGeometry, max_model_len: int) -> int:
+    block_bytes = geometry.bytes_per_token * config.block_size
+    budget = config.kv_cache_bytes
+    if budget is None:
+        most = config.max_num_seqs * max_model_len * geometry.bytes_per_token
+        budget = min(int(KV_SHARE_OF_FREE_MEMORY * free_memory()), most)
+    if budget < block_bytes:
+        raise ModelLoadError(
+            f"kv_cache_memory={budget} bytes hold no KV block of {config.model} ({block_bytes} bytes "
+            f"for {config.block_size} tokens); give more memory or a smaller block_size"
+        )
+    return budget // block_bytes
+
+
+def free_memory() -> int:
+    """Bytes of memory the system can hand out; where it does not say, half of what it has."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _namespace(directory: Path, geometry: KVGeometry) -> Namespace:
+    config = (directory / "config.json").read_text()
+    return Namespace(weights=fingerprint(directory), config=config, layout=str(geometry))

@@ -1,0 +1,56 @@
+"""From a step plan to tensors: the one place where sequences become a flat batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import torch
+
+from foreword.model.inputs import ForwardBatch
+from foreword.ops.protocol import AttentionSequence, Ops, SlotCopy, SlotRun
+from foreword.scheduling.scheduler import Chunk
+
+if TYPE_CHECKING:
+    from foreword.kv.cache import BlockCopy, SequenceBlocks
+
+
+def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> ForwardBatch:
+    """All chunks side by side, padded to the row count the backend wants."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    sequences: list[AttentionSequence] = []
+    for chunk in chunks:
+        held = chunk.sequence.blocks
+        assert held is not None
+        sequences.append(
+            AttentionSequence(len(token_ids), chunk.length, chunk.end, slot_runs(held, chunk.end, block_size))
+        )
+        token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
+        positions += range(chunk.start, chunk.end)
+        slots += (held.blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, chunk.end))
+    num_rows = ops.pad_rows(len(token_ids))
+    padding = [0] * (num_rows - len(token_ids))
+    return ForwardBatch(
+        token_ids=torch.tensor(token_ids + padding, device=device),
+        positions=torch.tensor(positions + padding, device=device),
+        slots=torch.tensor(slots, device=device),
+        attention=ops.plan_attention(sequences, num_rows),
+    )
+
+
+def slot_runs(held: SequenceBlocks, num_tokens: int, block_size: int) -> tuple[SlotRun, ...]:
+    """Where the KV of the first ``num_tokens`` lies, as runs of slots."""
+    runs, left = [], num_tokens
+    for first_block, count in held.runs:
+        if left <= 0:
+            break
+        runs.append(SlotRun(first_block * block_size, min(left, count * block_size)))
+        left -= count * block_size
+    return tuple(runs)
+
+
+def slot_copies(copies: Seq[BlockCopy], block_size: int) -> list[SlotCopy]:
+    """Block copies as slot copies."""
+    return [SlotCopy(c.source * block_size, c.target * block_size, c.num_tokens) for c in copies]

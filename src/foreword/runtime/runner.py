@@ -1,0 +1,99 @@
+"""One forward step: copies, batch, forward pass, logits of the rows that need them, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from foreword.core.outputs import TokenLogprobs
+from foreword.kv.pool import KVPool
+from foreword.model.decoder import Decoder
+from foreword.ops.protocol import Ops
+from foreword.runtime.batch import build_batch, slot_copies
+from foreword.runtime.sampler import Sampler, logprobs
+from foreword.scheduling.scheduler import Chunk, StepPlan
+from foreword.scheduling.sequence import Sequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOGIT_ROWS = 64  # rows of [vocabulary] logits made at once for prompt log-probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A token chosen for completion ``index`` behind ``sequence``, or the reason why none could be."""
+
+    sequence: Sequence
+    index: int
+    token_id: int = -1
+    logprobs: TokenLogprobs | None = None
+    error: Exception | None = None
+
+
+class ModelRunner:
+    """Runs step plans on the model. Counts forward passes in ``num_steps``."""
+
+    def __init__(self, model: Decoder, pool: KVPool, ops: Ops, sampler: Sampler, device: str) -> None:
+        self.model = model
+        self.pool = pool
+        self.num_steps = 0
+        self._ops = ops
+        self._sampler = sampler
+        self._device = device
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> list[Sample]:
+        """Compute ``plan``; the samples of all sequences whose next token became known."""
+        size = self.pool.block_size
+        if plan.copies:
+            self._ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
+        batch = build_batch(plan.chunks, self._ops, size, self._device)
+        hidden = self.model.forward(batch, self.pool.layers)  # [N, hidden]
+        self.num_steps += 1
+        self._record_prompt_logprobs(plan.chunks, hidden)
+        last = [(chunk, row) for chunk, row in zip(plan.chunks, _last_rows(plan.chunks), strict=True) if chunk.is_last]
+        if not last:
+            return []
+        logits = self.model.logits(hidden[[row for _, row in last]])  # [R, V]
+        return self._sample([chunk.sequence for chunk, _ in last], logits)
+
+    def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
+        samples = []
+        for sequence, row in zip(sequences, logits, strict=True):
+            first = sequence.index
+            for index in range(first, first + sequence.num_samples):
+                samples.append(self._sample_one(sequence, index, row))
+        return samples
+
+    def _sample_one(self, sequence: Sequence, index: int, row: Tensor) -> Sample:
+        top = sequence.request.params.logprobs
+        try:
+            token = self._sampler.sample(row, sequence, index)
+            return Sample(sequence, index, token, None if top is None else logprobs(row, token, top))
+        except Exception as error:  # one request's trouble is not its neighbours'
+            return Sample(sequence, index, error=error)
+
+    def _record_prompt_logprobs(self, chunks: Seq[Chunk], hidden: Tensor) -> None:
+        for chunk, last_row in zip(chunks, _last_rows(chunks), strict=True):
+            sequence, top = chunk.sequence, chunk.sequence.request.params.prompt_logprobs
+            if top is None or sequence.reads_cache:
+                continue
+            first_row = last_row - chunk.length + 1
+            targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt)]
+            for done in range(0, len(targets), _LOGIT_ROWS):
+                part = targets[done : done + _LOGIT_ROWS]
+                rows = self.model.logits(hidden[first_row + done : first_row + done + len(part)])
+                sequence.prompt_logprobs += [logprobs(row, t, top) for row, t in zip(rows, part, strict=True)]
+
+
+def _last_rows(chunks: Seq[Chunk]) -> list[int]:
+    """The row of each chunk's last token in the flat batch."""
+    rows, end = [], 0
+    for chunk in chunks:
+        end += chunk.length
+        rows.append(end - 1)
+    return rows

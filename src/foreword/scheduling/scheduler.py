@@ -1,0 +1,285 @@
+"""Who runs in the next step, and with how many tokens.
+
+Each step is formed anew: every decoding sequence gives one token; what is left of the token budget goes to prompts,
+running or waiting, in the policy's order. Under memory pressure the sequence of highest rank (lowest urgency, latest
+arrival) gives its blocks up and is recomputed later; as ranks never change, the first always finishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from foreword.kv.cache import BlockCopy, KVCacheManager
+from foreword.kv.tree import PrefixMatch, common_prefix_length
+from foreword.scheduling.policy import Candidate, SchedulingPolicy
+from foreword.scheduling.sequence import Sequence, Status
+
+
+class Chunk(NamedTuple):
+    """``length`` tokens of a sequence from position ``start``, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the logits behind this chunk give the next token."""
+        return self.end == len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass: block copies to carry out first, then the chunks."""
+
+    copies: list[BlockCopy]
+    chunks: list[Chunk]
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start; see ``EngineStats`` for their meaning."""
+
+    prompt_tokens: int = 0
+    tokens_reused: int = 0
+    tokens_prefilled: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    """Queues, admission, preemption.
+
+    Args:
+        cache: the KV cache manager; the scheduler is its only user.
+        policy: order of prompts.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens per step.
+        chunked_prefill: whether a prompt may be computed in parts; off, a prompt longer than the budget runs whole.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        policy: SchedulingPolicy,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        chunked_prefill: bool = True,
+    ) -> None:
+        self.cache = cache
+        self.policy = policy
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each running sequence may need one token
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.chunked_prefill = chunked_prefill
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.stats = SchedulerStats()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def watermark(self) -> int:
+        """Blocks an admission must leave available, so that who runs can grow before anyone is preempted."""
+        return max(self.cache.allocator.num_blocks // 100, len(self.running)) if self.running else 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self, now_s: float) -> StepPlan:
+        """Choose the next step. Reserves blocks, admits and preempts; ``now_s`` is the monotonic clock."""
+        chunks = self._schedule_decodes()
+        chunks += self._schedule_prefills(self.max_num_batched_tokens - len(chunks), now_s)
+        return StepPlan(self.cache.take_copies(), chunks)
+
+    def advance(self, plan: StepPlan) -> None:
+        """The step was computed: commit the blocks it filled."""
+        self.cache.finish_copies()
+        for sequence, start, length in plan.chunks:
+            if not sequence.is_decoding:
+                self.stats.tokens_prefilled += length
+            sequence.num_computed = start + length
+            assert sequence.blocks is not None
+            self.cache.commit(sequence.blocks, sequence.token_ids, sequence.num_computed)
+
+    def fork(self, sequence: Sequence, index: int) -> Sequence:
+        """Another completion of ``sequence``'s prompt; it shares the blocks, or recomputes if there is no room."""
+        child = Sequence(sequence.request, index)
+        child.num_samples = 1
+        child.cached_tokens = sequence.cached_tokens
+        child.first_scheduled_s = sequence.first_scheduled_s
+        child.prompt_logprobs = sequence.prompt_logprobs
+        assert sequence.blocks is not None
+        if len(self.running) < self.max_num_seqs:
+            child.blocks = self.cache.fork(sequence.blocks, sequence.num_computed)
+        if child.blocks is None:
+            self.waiting.append(child)
+        else:
+            child.num_computed = sequence.num_computed
+            child.status = Status.RUNNING
+            self.running.append(child)
+        return child
+
+    def finish(self, sequence: Sequence) -> None:
+        """``sequence`` is done or cancelled, in whatever state; what it computed stays cached."""
+        self._leave(sequence, keep=True)
+
+    def fail(self, plan: StepPlan) -> list[Sequence]:
+        """The step failed: its sequences leave and nothing of it is kept. Returns them."""
+        self.cache.finish_copies()
+        failed = [chunk.sequence for chunk in plan.chunks]
+        for sequence in failed:
+            self._leave(sequence, keep=False)
+        return failed
+
+    def _leave(self, sequence: Sequence, *, keep: bool) -> None:
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._give_up_blocks(sequence, keep=keep)
+        sequence.status = Status.FINISHED
+
+    def _give_up_blocks(self, sequence: Sequence, *, keep: bool = True) -> None:
+        assert sequence.blocks is not None
+        if keep:
+            self.cache.release(sequence.blocks, sequence.token_ids, sequence.num_computed)
+        else:
+            self.cache.discard(sequence.blocks)
+        sequence.blocks = None
+
+    # -- decode ------------------------------------------------------------------------------------------------
+
+    def _schedule_decodes(self) -> list[Chunk]:
+        """One token of every decoding sequence, lowest rank first, so that victims are not yet scheduled."""
+        chunks = []
+        for sequence in sorted((s for s in self.running if s.is_decoding), key=lambda s: s.rank):
+            if sequence.status is Status.RUNNING and self._make_room(sequence):
+                chunks.append(Chunk(sequence, sequence.num_computed, 1))
+        return chunks
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Get ``sequence`` a slot for its next token, preempting others. False if it had to go itself."""
+        assert sequence.blocks is not None
+        while not self.cache.can_grow(sequence.blocks, len(sequence.token_ids)):
+            victim = max(self.running, key=lambda s: s.rank)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self.cache.grow(sequence.blocks, len(sequence.token_ids))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._give_up_blocks(sequence)
+        self.running.remove(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        if not sequence.reads_cache:
+            sequence.prompt_logprobs.clear()  # the prompt is computed again from its start
+        sequence.status = Status.WAITING
+        self.waiting.append(sequence)
+        self.stats.preemptions += 1
+
+    # -- prefill -----------------------------------------------------------------------------------------------
+
+    def _schedule_prefills(self, budget: int, now_s: float) -> list[Chunk]:
+        """Share ``budget`` tokens among prompts, running or waiting, in the policy's order."""
+        chunks: list[Chunk] = []
+        seats = self.max_num_seqs - len(self.running)
+        admitting = True
+        for sequence in self._in_policy_order(now_s):
+            if budget <= 0:
+                break
+            if sequence.status is Status.WAITING:
+                if seats <= 0 or not admitting:
+                    continue
+                match = self._lookup(sequence)
+                if self._will_be_cached(sequence, match):
+                    seats -= 1  # it holds its place and runs when the prefix is there
+                    continue
+                if not self._fits_budget(len(sequence.token_ids) - match.num_tokens, budget, first=not chunks):
+                    continue
+                admitting = self._admit(sequence, match, now_s)
+                if not admitting:
+                    continue
+                seats -= 1
+            if not self._fits_budget(sequence.remaining, budget, first=not chunks):
+                continue
+            length = min(sequence.remaining, budget) if self.chunked_prefill else sequence.remaining
+            chunks.append(Chunk(sequence, sequence.num_computed, length))
+            budget -= length
+        self._count_overtakes(chunks)
+        return chunks
+
+    def _fits_budget(self, remaining: int, budget: int, *, first: bool) -> bool:
+        """Without chunked prefill a prompt runs whole; one longer than the budget runs when it is the first."""
+        return self.chunked_prefill or remaining <= budget or first
+
+    def _in_policy_order(self, now_s: float) -> list[Sequence]:
+        prefills = [s for s in self.running if not s.is_decoding] + self.waiting
+        if len(prefills) < 2:
+            return prefills
+        return sorted(prefills, key=lambda s: self.policy.key(self._candidate(s, now_s)))
+
+    def _candidate(self, sequence: Sequence, now_s: float) -> Candidate:
+        waiting = sequence.status is Status.WAITING
+        return Candidate(
+            number=sequence.request.number,
+            priority=sequence.request.params.priority,
+            total_tokens=len(sequence.token_ids),
+            waited_s=now_s - sequence.request.arrival_s,
+            overtaken=sequence.overtaken,
+            num_preemptions=sequence.num_preemptions,
+            count_cached=lambda: self._lookup(sequence).num_tokens if waiting else sequence.num_computed,
+        )
+
+    def _lookup(self, sequence: Sequence) -> PrefixMatch:
+        limit = len(sequence.token_ids) - 1 if sequence.reads_cache else 0  # one token must be computed
+        return self.cache.lookup(sequence.request.namespace, sequence.token_ids, limit)
+
+    def _will_be_cached(self, sequence: Sequence, match: PrefixMatch) -> bool:
+        """Whether a running prompt is computing more of this prefix than is cached, so that waiting saves work."""
+        if not (self.cache.enabled and sequence.reads_cache):
+            return False
+        size, limit = self.cache.block_size, len(sequence.token_ids) - 1
+        for other in self.running:
+            if other.is_decoding or other.request.namespace != sequence.request.namespace:
+                continue
+            common = common_prefix_length(other.token_ids, 0, sequence.token_ids, 0, limit)
+            if common // size > max(match.num_tokens, other.num_computed) // size:
+                return True
+        return False
+
+    def _admit(self, sequence: Sequence, match: PrefixMatch, now_s: float) -> bool:
+        """Reserve blocks for the whole prompt and let it run; False if there is no room for it now."""
+        total = len(sequence.token_ids)
+        if not self.cache.can_allocate(match, total, self.watermark):
+            match = match.whole_blocks(self.cache.block_size)  # the copy's source would be one block too many
+            if not self.cache.can_allocate(match, total, self.watermark):
+                return False
+        sequence.blocks = self.cache.allocate(sequence.request.namespace, match, total, sequence.request.max_tokens)
+        sequence.num_computed = match.num_tokens
+        sequence.status = Status.RUNNING
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(match.num_tokens, sequence.num_prompt)
+            sequence.first_scheduled_s = now_s
+            self.stats.prompt_tokens += sequence.num_prompt
+            self.stats.tokens_reused += sequence.cached_tokens
+        return True
+
+    def _count_overtakes(self, chunks: Iterable[Chunk]) -> None:
+        """Whoever gets no prefill while later requests do has been overtaken by each of them."""
+        served = {chunk.sequence for chunk in chunks}
+        numbers = [sequence.request.number for sequence in served]
+        for sequence in self.waiting + self.running:
+            if sequence not in served and not sequence.is_decoding:
+                sequence.overtaken += sum(number > sequence.request.number for number in numbers)

@@ -1,0 +1,69 @@
+"""One completion on its way through the engine."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from foreword.core.outputs import TokenLogprobs
+from foreword.core.request import Request
+from foreword.kv.cache import SequenceBlocks
+
+
+class Status(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """A prompt, what has been generated behind it, and how much of it has its KV.
+
+    Attributes:
+        index: which of the request's ``n`` completions.
+        token_ids: prompt and generated tokens.
+        num_computed: leading tokens whose KV is in ``blocks``.
+        num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
+        overtaken: how many later requests were given prefill before it.
+        cached_tokens: prompt tokens that were reused when it was first admitted; None before.
+        prompt_logprobs: one entry per prompt token but the first, as far as computed; shared by the completions.
+    """
+
+    __slots__ = (
+        "blocks", "cached_tokens", "first_scheduled_s", "index", "num_computed", "num_preemptions", "num_prompt",
+        "num_samples", "overtaken", "prompt_logprobs", "request", "status", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, index: int = 0) -> None:
+        self.request = request
+        self.index = index
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt = len(self.token_ids)
+        self.num_computed = 0
+        self.num_samples = request.params.n
+        self.num_preemptions = 0
+        self.overtaken = 0
+        self.cached_tokens: int | None = None
+        self.first_scheduled_s: float | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.blocks: SequenceBlocks | None = None
+        self.status = Status.WAITING
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the one token to compute is the last sampled one."""
+        return self.remaining == 1 and len(self.token_ids) > self.num_prompt
+
+    @property
+    def reads_cache(self) -> bool:
+        """Prompt log-probabilities need the prompt's logits, so its cached prefix cannot be skipped."""
+        return self.request.params.prompt_logprobs is None or len(self.prompt_logprobs) == self.num_prompt - 1
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Who keeps its blocks under memory pressure: the lowest. Never changes, so the first always gets done."""
+        return (self.request.params.priority, self.request.number, self.index)
