@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from foreword.core.errors import RequestFailedError
@@ -160,7 +160,6 @@ class EngineStats:
     preemptions: int = 0
     evictions: int = 0
     steps: int = 0
-    model: str = field(default="")
 
     @property
     def hit_rate(self) -> float:

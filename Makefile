@@ -1,0 +1,34 @@
+# make demo | test | lint | soak     everything sets itself up in .venv; only Python 3.11+ and make are needed
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+PYPROJECTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml
+
+.PHONY: demo test lint soak clean
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p foreword
+
+soak: $(INSTALLED)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/property
+
+clean:
+	rm -rf $(VENV)
+
+# torch first and alone: a later requirement it satisfies then pulls no other build of it
+$(INSTALLED): $(PYPROJECTS)
+	@echo "setting up $(VENV); the first time takes a minute or two"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -e integrations/langchain -e integrations/llama-index
+	@touch $@
