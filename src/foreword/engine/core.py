@@ -63,6 +63,8 @@ class EngineCore:
                 self._fail(sequence, error)
             return
         self.scheduler.advance(plan)
+        for sample in samples:  # all forks first: a completion that ends at once takes the prompt's blocks along
+            self._fork(sample)
         for sample in samples:
             self._accept(sample)
 
@@ -91,16 +93,20 @@ class EngineCore:
         live = [c.sequence for state in self._requests.values() for c in state.live if c.sequence is not None]
         assert {id(s) for s in sequences} == {id(s) for s in live}, "sequences and requests disagree"
 
+    def _fork(self, sample: Sample) -> None:
+        """The first samples behind an ``n > 1`` prompt give each further completion a sequence of its own."""
+        state = self._requests[sample.sequence.request.request_id]
+        if sample.index == sample.sequence.index:
+            sample.sequence.num_samples = 1
+        else:
+            state.completions[sample.index].sequence = self.scheduler.fork(sample.sequence, sample.index)
+
     def _accept(self, sample: Sample) -> None:
-        """Give a sampled token to its completion; the first sample of an ``n > 1`` prompt forks the others."""
+        """Give a sampled token to its completion."""
         state = self._requests.get(sample.sequence.request.request_id)
         if state is None:  # ended while the step's earlier samples were delivered
             return
         completion = state.completions[sample.index]
-        if sample.index != sample.sequence.index:
-            completion.sequence = self.scheduler.fork(sample.sequence, sample.index)
-        else:
-            sample.sequence.num_samples = 1
         sequence = completion.sequence
         assert sequence is not None
         if sample.error is not None:

@@ -37,7 +37,7 @@ class Completion:
         self.error: RequestFailedError | None = None
         self._request = request
         self._eos = frozenset() if request.params.ignore_eos else tokenizer.eos_token_ids
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids=request.prompt_token_ids)
         self._stop = StopStrings(request.params.stop, request.params.include_stop_str_in_output)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> str:

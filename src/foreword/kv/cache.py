@@ -179,7 +179,7 @@ class KVCacheManager:
     def release(self, held: SequenceBlocks, tokens: list[int], num_computed: int) -> None:
         """The sequence is done with its blocks; what it computed is kept, the part-filled last block too."""
         self.commit(held, tokens, num_computed)
-        if self.enabled and num_computed > held.committed:
+        if self.enabled and num_computed > held.committed and not self._copies_into(held):
             block = held.blocks[held.committed // self.block_size]
             tree = self._tree(held.namespace)
             leaf = tree.insert_tail(held.node, tokens[:num_computed], held.committed, block)
@@ -189,9 +189,17 @@ class KVCacheManager:
         self.discard(held)
 
     def discard(self, held: SequenceBlocks) -> None:
-        """Let go of the blocks; what was not committed is lost."""
+        """Let go of the blocks; what was not committed is lost. Copies into them that nobody else awaits are off."""
+        for copy in self._copies_into(held):
+            if self.allocator.users(copy.target) == 1:
+                self._copies.remove(copy)
+                self.allocator.release([copy.source])
         self.allocator.release(held.blocks)
         held.blocks = []
+
+    def _copies_into(self, held: SequenceBlocks) -> list[BlockCopy]:
+        """Copies still to be carried out: until then the tokens are not there, and should the step fail, never."""
+        return [copy for copy in self._copies if copy.target in held.blocks]
 
     def reset(self) -> int:
         """Forget every cached block that no sequence uses. Returns how many."""
