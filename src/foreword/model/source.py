@@ -191,8 +191,13 @@ def _resolve_gguf(path: Path, progress: bool) -> ModelSource:
 def _convert(path: Path, target: Path, digest: str, progress: bool) -> None:
     from foreword.model.gguf import convert
 
-    with status(f"converting {path.name}", progress):
-        convert(path, target, digest=digest, progress=with_bar("converting", "tensor", progress))
+    try:
+        with status(f"converting {path.name}", progress):
+            convert(path, target, digest=digest, progress=with_bar("converting", "tensor", progress))
+    except OSError as error:
+        raise ModelLoadError(
+            f"{target} cannot be written: {error}; set FOREWORD_HOME to a directory with room"
+        ) from error
 
 
 def _sample_digest(path: Path) -> str:

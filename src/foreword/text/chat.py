@@ -84,7 +84,8 @@ class ChatTemplate:
         variables = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None}
         try:
             # A template is a program by someone else: whatever it raises is about these messages.
-            return template.render(**self._variables, **variables, add_generation_prompt=add_generation_prompt)
+            text: str = template.render(**self._variables, **variables, add_generation_prompt=add_generation_prompt)
+            return text
         except Exception as error:
             raise ValueError(f"the model's chat template cannot express these messages: {error}") from error
 
@@ -106,7 +107,7 @@ class ChatTemplate:
 
     def _expresses(self, *turns: tuple[str, str], parts: bool = False) -> bool:
         """Whether every turn's content is found in the rendered text."""
-        messages = [{"role": role, "content": _parts(text) if parts else text} for role, text in turns]
+        messages: list[Message] = [{"role": role, "content": _parts(text) if parts else text} for role, text in turns]
         try:
             rendered = self.render(messages)
         except ValueError:
@@ -118,7 +119,7 @@ class ChatTemplate:
         """Whether ``wanted`` is found in a rendered conversation with one tool call and its result."""
         for arguments in ({"key": "value"}, '{"key": "value"}'):  # templates differ in which they take
             call = {"id": "call00001", "type": "function", "function": {"name": "beta_tool", "arguments": arguments}}
-            messages = [
+            messages: list[Message] = [
                 {"role": "user", "content": "alpha"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
                 {"role": "tool", "content": "beta result", "name": "beta_tool", "tool_call_id": "call00001"},

@@ -66,7 +66,9 @@ def build_tokenizer(metadata: Mapping[str, Any], where: str) -> GGUFTokenizer:
         add_bos = metadata.get("tokenizer.ggml.add_bos_token", True)
     else:
         raise ModelLoadError(f"{where} uses the tokenizer model {kind!r}: only 'gpt2' and 'llama' are supported")
-    ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
+    ids: dict[str, Any] = {
+        name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")
+    }
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     special = {names[name]: texts[token] for name, token in ids.items() if token is not None and token < len(texts)}
     add_bos = bool(add_bos) and "bos_token" in special
@@ -114,9 +116,12 @@ def _byte_level_bpe(
     if merges is None:
         raise ModelLoadError(f"{where} describes no tokenizer: tokenizer.ggml.merges is missing")
     vocab = {piece.text: index for index, piece in enumerate(pieces)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs: Any = [tuple(merge.split(" ", 1)) for merge in merges]
     # Llama 3 takes a whole word that is a token as it is, whether or not merges lead to it.
-    backend = Tokenizer(models.BPE(vocab, pairs, ignore_merges=pre in _LLAMA3))
+    try:
+        backend = Tokenizer(models.BPE(vocab, pairs, ignore_merges=pre in _LLAMA3))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{where} describes a damaged tokenizer: {error}") from error
     if pre in _GPT2:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     elif pre in _DIGITS_APART:

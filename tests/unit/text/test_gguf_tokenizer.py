@@ -89,6 +89,7 @@ def test_every_end_token_is_found() -> None:
         ({"pre": "viking"}, "pre-tokenizer 'viking'.*supported are"),
         ({"model": "bert"}, "tokenizer model 'bert'"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
+        ({"merges": ["a q\u0301"]}, "damaged tokenizer"),
         ({"merges": None}, r"tokenizer\.ggml\.merges is missing"),
     ],
 )

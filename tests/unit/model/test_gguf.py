@@ -1,0 +1,292 @@
+"""GGUF files become checkpoints: tiny models of every architecture through gguf's own writer, and the default model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from foreword.core.errors import ModelLoadError
+from foreword.model import gguf as conversion
+from foreword.model.gguf_config import llama3_factors
+from foreword.model.gguf_unpack import unpack
+from foreword.model.source import resolve
+from foreword.text.tokenizer import Tokenizer
+
+Q = gguf.GGMLQuantizationType
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCAB = 4, 2, 16, 64, 48
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def tiny_model(arch: str, tied: bool = False, rope: dict[str, Any] | None = None) -> Any:
+    """A random model whose weights are exact in bfloat16, so that converting loses nothing."""
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.for_model(
+        arch,
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=131072,
+        tie_word_embeddings=tied,
+        rope_parameters=rope or {"rope_type": "default", "rope_theta": 1000.0},
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too, which would otherwise be 0 and 1
+            parameter.copy_((torch.randn_like(parameter) * 0.2).bfloat16())
+    return model
+
+
+def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+    """How GGUF writers order the rows of query and key weights of Llama models: row 2i is i, row 2i + 1 is D/2 + i."""
+    head_dim = weight.shape[0] // heads
+    order = [
+        head * head_dim + half * head_dim // 2 + i
+        for head in range(heads)
+        for i in range(head_dim // 2)
+        for half in (0, 1)
+    ]
+    return weight[order]
+
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+}
+
+
+def write_gguf(file: Path, arch: str, model: Any = None, **metadata: Any) -> Path:
+    """The model as a GGUF file, with a small tokenizer; ``metadata`` with the value None is left out."""
+    writer = gguf.GGUFWriter(file, arch)
+    entries: dict[str, Any] = {
+        "block_count": 2,
+        "context_length": 131072,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": 96,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "rope.freq_base": 1000.0,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }
+    for key, value in (entries | metadata).items():
+        add = (
+            writer.add_float32
+            if isinstance(value, float)
+            else writer.add_string
+            if isinstance(value, str)
+            else writer.add_uint32
+        )
+        if value is not None:
+            add(f"{arch}.{key}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(["<|im_start|>", "<|im_end|>", "AB", *map(chr, range(ord("A"), ord("A") + VOCAB - 3))])
+    writer.add_token_types([3, 3] + [1] * (VOCAB - 2))
+    writer.add_token_merges(["A B"])
+    writer.add_eos_token_id(1)
+    for name, tensor in [] if model is None else model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        data = tensor.numpy()
+        if arch == "llama" and (".q_proj" in name or ".k_proj" in name):
+            data = interleave(data, HEADS if ".q_proj" in name else KV_HEADS)
+        for long, short in NAMES.items():
+            name = name.replace(long, short)
+        writer.add_tensor(name, data)
+    if model is not None and model.config.rope_parameters["rope_type"] == "llama3":
+        factors = model.model.rotary_emb.inv_freq  # what is left of the parameters in such files
+        plain = 500000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        writer.add_tensor("rope_freqs.weight", (plain / factors).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arch", "tied", "rope"),
+    [("llama", False, None), ("llama", True, LLAMA3_ROPE), ("qwen2", True, None), ("qwen3", False, None)],
+)
+def test_transformers_loads_the_conversion_and_gives_the_same_logits(
+    tmp_path: Path, arch: str, tied: bool, rope: dict[str, Any] | None
+) -> None:
+    model = tiny_model(arch, tied, rope)
+    file = write_gguf(tmp_path / "tiny.gguf", arch, model, **({"rope.freq_base": 500000.0} if rope else {}))
+    conversion.convert(file, tmp_path / "out", digest="d")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert loaded.config.tie_word_embeddings is tied
+    ids = torch.arange(2, 42)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_large_models_are_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "SHARD_BYTES", 30_000)
+    model = tiny_model("qwen2")
+    conversion.convert(write_gguf(tmp_path / "tiny.gguf", "qwen2", model), tmp_path / "out", digest="d")
+    weight_map = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())["weight_map"]
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 1
+    found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert found.keys() == weight_map.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name].float(), tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0, Q.Q4_K, Q.Q6_K])
+def test_unpacking_gives_what_ggml_means(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Random bytes of every format, with sensible scales, against the reference in the gguf package, bit for bit."""
+    generator = np.random.default_rng(3)
+    values = generator.standard_normal((6, 512), dtype=np.float32)
+    try:
+        packed = gguf.quants.quantize(values, kind)
+    except NotImplementedError:  # K-quants cannot be packed there: any bytes will do, where no scale is NaN
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        packed = generator.integers(0, 60, (6, 512 // block * size), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("x", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = conversion.open_gguf(tmp_path / "x.gguf").tensors["x"]
+    found = unpack(tensor)
+    assert found.shape == (6, 512)
+    assert np.array_equal(found.numpy(), gguf.quants.dequantize(packed, kind))
+    assert np.isfinite(found.numpy()).all()
+
+
+def test_the_default_model_is_unpacked_right() -> None:
+    """Two of its weights, through the gguf package's own unpacking and the documented row order."""
+    directory = resolve("smollm2-135m").directory
+    weights = load_file(directory / "model.safetensors")
+    file = conversion.open_gguf(Path(json.loads((directory / conversion.MARKER).read_text())["source"]))
+    for name, source in (("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")):
+        tensor = file.tensors[f"blk.7.{source}.weight"]
+        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        ours = weights[f"model.layers.7.{name}.weight"]
+        stored = interleave(ours.float().numpy(), 9) if source == "attn_q" else ours.float().numpy()
+        assert np.array_equal(stored, torch.from_numpy(expected).bfloat16().float().numpy())
+    assert len(weights) == 272
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+@pytest.fixture(scope="module")
+def default_model() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(resolve("smollm2-135m").directory, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is the capital of France? Answer briefly.", "Paris"),
+        ("Which city is the capital of Japan?", "Tokyo"),
+        ("What is the chemical symbol for water?", "H2O"),
+    ],
+)
+def test_the_default_model_answers(default_model: Any, question: str, answer: str) -> None:
+    tokenizer = Tokenizer.from_directory(resolve("smollm2-135m").directory)
+    ids = torch.tensor([tokenizer.encode_chat([{"role": "user", "content": question}])])
+    out = default_model.generate(ids, max_new_tokens=9, do_sample=False)
+    assert answer in tokenizer.decode(out[0, ids.shape[1] :].tolist())
+
+
+def test_transformers_reads_the_tokenizer_as_we_do() -> None:
+    directory = resolve("smollm2-135m").directory
+    ours, theirs = Tokenizer.from_directory(directory), transformers.AutoTokenizer.from_pretrained(directory)
+    for text in ("a  3", "x\n\n1. foo\n2. bar", "<|im_start|>user\nabc123def 日本<|im_end|>"):
+        assert theirs(text).input_ids == ours.encode(text)
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    rendered = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert ours.encode(rendered, add_special_tokens=False) == ours.encode_chat(messages)
+    assert theirs.eos_token_id in ours.eos_token_ids
+
+
+def test_rope_scaling_by_metadata(tmp_path: Path) -> None:
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32768}
+    file = write_gguf(tmp_path / "tiny.gguf", "qwen2", tiny_model("qwen2"), **scaling)
+    conversion.convert(file, tmp_path / "out", digest="d")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def test_llama3_factors_leave_fast_frequencies_and_stretch_slow_ones() -> None:
+    factors = llama3_factors(500000.0, 128, 32.0)
+    assert factors[0] == 1.0
+    assert factors[-1] == pytest.approx(32.0)
+    assert factors == sorted(factors)
+
+
+@pytest.mark.parametrize(
+    ("arch", "metadata", "said"),
+    [
+        ("mamba", {}, "architecture 'mamba': supported in GGUF are llama, qwen2, qwen3"),
+        ("llama", {"expert_count": 8}, "mixture of experts"),
+        ("llama", {"block_count": None}, r"llama\.block_count is missing"),
+        ("llama", {"rope.dimension_count": 8}, "rotates 8 of 16"),
+        ("qwen2", {"rope.scaling.type": "longrope"}, "scaling 'longrope'"),
+        ("qwen3", {}, "tensors that qwen3 models do not have: .*extra"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, arch: str, metadata: dict[str, Any], said: str) -> None:
+    model = tiny_model(arch if arch.startswith("qwen") else "llama")
+    if arch == "qwen3":
+        model.extra = torch.nn.Linear(2, 2)
+    file = write_gguf(tmp_path / "odd.gguf", arch, model, **metadata)
+    with pytest.raises(ModelLoadError, match=rf"odd\.gguf.*{said}"):
+        conversion.convert(file, tmp_path / "out", digest="d")
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.gguf"]  # nothing half-made stays behind
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path: Path, share: float) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf", "llama", tiny_model("llama")).read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(ModelLoadError, match=r"cut\.gguf is no GGUF file"):
+        conversion.convert(tmp_path / "cut.gguf", tmp_path / "out", digest="d")
+
+
+def test_the_marker_tells_formats_and_sources_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", tiny_model("llama"))
+    target = tmp_path / "out"
+    assert not conversion.is_converted(target)
+    conversion.convert(file, target, digest="one")
+    assert conversion.is_converted(target, "one")
+    assert not conversion.is_converted(target, "two")
+    monkeypatch.setattr(conversion, "FORMAT_VERSION", conversion.FORMAT_VERSION + 1)
+    assert not conversion.is_converted(target, "one")
+    conversion.convert(file, target, digest="one")  # replaces the older one
+    assert conversion.is_converted(target, "one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiny.gguf"]
