@@ -14,10 +14,11 @@ import transformers
 from safetensors.torch import load_file
 
 from foreword.core.errors import ModelLoadError
+from foreword.model import embedded
 from foreword.model import gguf as conversion
 from foreword.model.gguf_config import llama3_factors
 from foreword.model.gguf_unpack import unpack
-from foreword.model.source import resolve
+from foreword.model.source import home, resolve
 from foreword.text.tokenizer import Tokenizer
 
 Q = gguf.GGMLQuantizationType
@@ -192,7 +193,7 @@ def test_the_default_model_is_unpacked_right() -> None:
     """Two of its weights, through the gguf package's own unpacking and the documented row order."""
     directory = resolve("smollm2-135m").directory
     weights = load_file(directory / "model.safetensors")
-    file = conversion.open_gguf(Path(json.loads((directory / conversion.MARKER).read_text())["source"]))
+    file = conversion.open_gguf(embedded.gguf_file(home()))
     for name, source in (("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")):
         tensor = file.tensors[f"blk.7.{source}.weight"]
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
