@@ -55,38 +55,36 @@ def _attend_block(
     query: Tensor, output: Tensor, group: Group, block: Block, spec: AttentionSpec, heads: HeadGeometry
 ) -> None:
     """One block: scores of all its tiles, the maximum over them, then tile by tile in ascending order."""
-    low, high = block.tiles
     items, kv_heads, rows, head_dim = block.query.shape
-    batch, tiles = items * kv_heads, high - low
-    folded = _fold(query, block, spec.scale, heads)  # [I, K, M, D]
+    batch, tiles = items * kv_heads, block.tiles[1] - block.tiles[0]
+    seen = slice(block.tiles[0] * TILE, block.tiles[1] * TILE)
+    key = group.key.view(batch, -1, head_dim)[:, seen]  # [I * K, T * TILE, D]
+    value = group.value.view(batch, -1, head_dim)[:, seen].reshape(-1, TILE, head_dim)  # [I * K * T, TILE, D]
 
-    def tiled(kv: Tensor) -> Tensor:
-        """``[I * K * tiles, TILE, D]``"""
-        return kv.view(items, kv_heads, -1, TILE, head_dim)[:, :, low:high].reshape(-1, TILE, head_dim)
-
-    stacked = folded.view(batch, 1, rows, head_dim).expand(-1, tiles, -1, -1).reshape(-1, rows, head_dim)
-    scores = torch.bmm(stacked, tiled(group.key).transpose(1, 2))  # [I * K * tiles, M, TILE]
+    folded = _fold(query, block, spec.scale, heads).view(batch, rows, head_dim)
+    scores = torch.bmm(folded, key.transpose(1, 2))  # [I * K, M, T * TILE]
     if spec.softcap is not None:
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
-    scores = scores.view(items, kv_heads, tiles, rows, TILE)
+    by_tile = scores.view(items, kv_heads, rows, tiles, TILE)
     for first, last, mask in block.masks:
-        scores[:, :, first:last] += mask
-    scores -= scores.amax(4, keepdim=True).amax(2, keepdim=True)
-    weights = scores.exp_()
-    sums = ascending_sum(weights.sum(4, keepdim=True))  # [I, K, M, 1]
-    values = torch.bmm(weights.view(-1, rows, TILE), tiled(group.value))
-    result = ascending_sum(values.view(items, kv_heads, tiles, rows, head_dim)) / sums  # [I, K, M, D]
-    _unfold(result, output, block, heads)
+        by_tile[..., first:last, :] += mask
+    scores -= scores.amax(2, keepdim=True)
+
+    weights = scores.new_empty(batch, tiles, rows, TILE)
+    torch.exp(scores.view(batch, rows, tiles, TILE).transpose(1, 2), out=weights)
+    values = torch.bmm(weights.view(-1, rows, TILE), value).view(batch, tiles, rows, head_dim)
+    result = ascending_sum(values) / ascending_sum(weights.sum(3, keepdim=True))  # [I * K, M, D]
+    _unfold(result.view(block.query.shape), output, block, heads)
 
 
 def ascending_sum(parts: Tensor) -> Tensor:
-    """Sum over dimension 2 from the first to the last, so that zeros after or before change no bit.
+    """Sum of ``parts [B, T, M, D]`` over T from the first to the last, so that zeros before or after change no bit.
 
-    ``parts [I, K, T, M, D]``, overwritten; gives ``[I, K, M, D]``.
+    ``parts`` is overwritten; gives ``[B, M, D]``.
     """
-    total = parts[:, :, 0]
-    for tile in range(1, parts.shape[2]):
-        total += parts[:, :, tile]
+    total = parts[:, 0]
+    for tile in range(1, parts.shape[1]):
+        total += parts[:, tile]
     return total
 
 

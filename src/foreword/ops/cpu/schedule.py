@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,7 +22,6 @@ from foreword.ops.protocol import AttentionSequence
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ROW_QUANTUM = 16
 _MAX_SCORES = 2**21
 """Elements of a block's scores: 8 MB in float32."""
 _MAX_GATHERED = 2**21
@@ -30,6 +30,28 @@ _MAX_QUERY_BLOCK = 128
 _MIN_QUERY_BLOCK = 16
 _MANY_RUNS = 6
 """Runs per sequence from which on one indexed read beats a copy per run."""
+
+
+@cache
+def row_quantum(head_dim: int) -> int:
+    """What query rows are padded to a multiple of, so that the products' rows have the bits of a larger batch.
+
+    Measured: it is a property of the library and the processor (here fewer than 4 rows take another path).
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 48, head_dim, generator=generator)
+    key = torch.randn(3, 2 * TILE, head_dim, generator=generator).transpose(1, 2)
+    weights = torch.rand(3, 48, TILE, generator=generator)
+    value = torch.randn(3, TILE, head_dim, generator=generator)
+    scores, values = torch.bmm(rows, key), torch.bmm(weights, value)
+    for quantum in (4, 8):
+        if all(
+            torch.equal(torch.bmm(rows[:, :count], key), scores[:, :count])
+            and torch.equal(torch.bmm(weights[:, :count], value), values[:, :count])
+            for count in range(quantum, 48, quantum)
+        ):
+            return quantum
+    return 16
 
 
 class HeadGeometry(NamedTuple):
@@ -59,7 +81,7 @@ class Block:
         num_queries: Q, queries per item.
         tiles: the range of the group's tiles they may see.
         masks: per part of ``tiles`` (counted from ``tiles[0]``) that is not visible to all, what to add to its scores:
-            0 or -inf, ``[I, 1, tiles, 1 or M, TILE]``.
+            0 or -inf, ``[I, 1, 1 or M, tiles, TILE]``.
         query: scratch ``[I, num_kv_heads, M, D]`` float32; its padding rows are zero.
     """
 
@@ -202,7 +224,8 @@ def _prefill_group(item: _Item, heads: HeadGeometry, window: int | None) -> Grou
 
 
 def _query_scratch(num_items: int, num_queries: int, heads: HeadGeometry) -> Tensor:
-    rows = -(-num_queries * heads.group_size // _ROW_QUANTUM) * _ROW_QUANTUM
+    quantum = row_quantum(heads.head_dim)
+    rows = -(-num_queries * heads.group_size // quantum) * quantum
     return torch.zeros(num_items, heads.num_kv_heads, rows, heads.head_dim)
 
 
@@ -212,13 +235,13 @@ def _masks(firsts: Tensor, queries: Tensor, num_tiles: int, window: int | None) 
     visible = positions <= queries[..., None]  # [I, M, T * TILE]
     if window is not None:
         visible &= positions > queries[..., None] - window
-    visible = visible.unflatten(2, (num_tiles, TILE)).transpose(1, 2)  # [I, T, M, TILE]
-    partial = [tile for tile, whole in enumerate(visible.all(3).all(2).all(0).tolist()) if not whole]
+    visible = visible.unflatten(2, (num_tiles, TILE))  # [I, M, T, TILE]
+    partial = [tile for tile, whole in enumerate(visible.all(3).all(1).all(0).tolist()) if not whole]
     masks = []
     while partial:
         end = next((i for i in range(1, len(partial)) if partial[i] != partial[i - 1] + 1), len(partial))
         low, high = partial[0], partial[end - 1] + 1
-        hidden = ~visible[:, None, low:high]  # [I, 1, tiles, M, TILE]
+        hidden = ~visible[:, None, :, low:high]  # [I, 1, M, tiles, TILE]
         masks.append((low, high, torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))))
         partial = partial[end:]
     return tuple(masks)
