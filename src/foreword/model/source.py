@@ -118,8 +118,6 @@ def check_checkpoint(directory: Path) -> None:
         raise ModelLoadError(f"{directory} holds no *.safetensors; other weight formats are not read")
     for file in files:
         _check_safetensors(file)
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        raise ModelLoadError(f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
 
 
 def _check_safetensors(file: Path) -> None:
@@ -243,7 +241,7 @@ def _resolve_hub(model: str, progress: bool) -> ModelSource:
         with status(f"looking up {model} on the hub", progress):
             directory = huggingface_hub.snapshot_download(
                 model,
-                allow_patterns=["*.json", "*.safetensors", "tokenizer.model", "chat_template.jinja"],
+                allow_patterns=["*.json", "*.safetensors", "chat_template.jinja"],
                 ignore_patterns=["*/*", "consolidated*"],
             )
     except Exception as error:  # offline, not found, gated, refused: the hub's client raises many unrelated types

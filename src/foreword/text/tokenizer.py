@@ -61,8 +61,8 @@ class Tokenizer:
     def from_directory(cls, path: Path) -> Tokenizer:
         """The tokenizer in a Hugging Face style checkpoint directory.
 
-        Reads tokenizer.json, or else the sentencepiece model tokenizer.model; further tokenizer_config.json,
-        special_tokens_map.json, generation_config.json, config.json and chat_template.jinja or .json, if they exist.
+        Reads tokenizer.json and, if they exist, tokenizer_config.json, special_tokens_map.json,
+        generation_config.json, config.json and chat_template.jinja or .json.
 
         Raises:
             ModelLoadError: no tokenizer, or a file that cannot be read; names the file and the reason.
@@ -70,7 +70,7 @@ class Tokenizer:
         path = Path(path)
         options = _read_json(path / "tokenizer_config.json")
         special = _special_tokens(options) or _special_tokens(_read_json(path / "special_tokens_map.json"))
-        backend = _load_backend(path, options)
+        backend = _load_backend(path)
         add_bos = options.get("add_bos_token")
         return cls(
             backend,
@@ -164,16 +164,15 @@ def _byte_alphabet() -> dict[str, bytes]:
     return alphabet | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}
 
 
-def _load_backend(path: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
-    file, pieces = path / "tokenizer.json", path / "tokenizer.model"
-    if not file.is_file() and pieces.is_file():
-        from foreword.text.sentencepiece import tokenizer_from_model
-
-        return tokenizer_from_model(pieces, options)
+    file = path / "tokenizer.json"
     if not file.is_file():
-        raise ModelLoadError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model is there")
+        raise ModelLoadError(
+            f"{file} is missing. If the checkpoint has another form of tokenizer, such as tokenizer.model, write it "
+            "once with transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
+        )
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
