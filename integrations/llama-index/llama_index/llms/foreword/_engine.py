@@ -1,0 +1,66 @@
+"""The engine behind an LLM: found on first use, shared with everyone in the process who wants the same one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foreword import Engine
+
+
+class EngineHandle:
+    """A way to an engine that costs nothing until it is used.
+
+    Args:
+        given: an engine of the caller's. It is used as it is, and never closed here.
+        options: engine options; without a given engine, `Engine.shared(model, **options)` is asked for one.
+    """
+
+    def __init__(self, given: Engine | None, options: dict[str, Any]) -> None:
+        self._given = given
+        self._options = options
+        self._held: dict[str, Engine] = {}  # our references to shared engines, by model
+        self._lock = threading.Lock()
+
+    def loaded(self, model: str) -> Engine | None:
+        """The engine if it is there already.
+
+        Raises:
+            ValueError: the caller's engine runs another model.
+        """
+        if self._given is not None:
+            if model != self._given.model:
+                raise ValueError(
+                    f"model={model!r} cannot run on the engine given as engine=, which runs {self._given.model!r}: "
+                    "create another LLM object for it"
+                )
+            return self._given
+        engine = self._held.get(model)
+        return None if engine is None or engine.closed else engine
+
+    def get(self, model: str) -> Engine:
+        """The engine, loaded if need be. After `close` it is loaded again."""
+        engine = self.loaded(model)
+        if engine is not None:
+            return engine
+        from foreword import Engine
+
+        with self._lock:
+            engine = self.loaded(model)  # another thread may have been first
+            if engine is None:
+                engine = self._held[model] = Engine.shared(model, **self._options)
+            return engine
+
+    async def aget(self, model: str) -> Engine:
+        """As `get`; the event loop keeps running while a model is loaded."""
+        return self.loaded(model) or await asyncio.to_thread(self.get, model)
+
+    def close(self) -> None:
+        """Give back what was taken from the registry; an engine closes with its last user."""
+        with self._lock:
+            engines = list(self._held.values())
+            self._held.clear()
+        for engine in engines:
+            engine.close()
