@@ -237,7 +237,7 @@ class _Reader:
             kinds = ["full_attention" if explicit_null else "sliding_attention"] * layers
         elif self.architecture == "LlamaForCausalLM" or (not self.gemma and not self.values.get("use_sliding_window")):
             # Llama has no windows; in the others the switch overrules the list.
-            if "LlamaForCausalLM" == self.architecture and "sliding_attention" in kinds:
+            if self.architecture == "LlamaForCausalLM" and "sliding_attention" in kinds:
                 raise _Unsupported("layer_types with sliding_attention are not supported in LlamaForCausalLM")
             kinds = ["full_attention" if kind == "sliding_attention" else kind for kind in kinds]
         unknown = set(kinds) - {"full_attention", "sliding_attention"}

@@ -23,9 +23,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def load_model(
-    directory: Path, config: ModelConfig, *, dtype: torch.dtype, ops: Ops, device: str = "cpu"
-) -> Decoder:
+def load_model(directory: Path, config: ModelConfig, *, dtype: torch.dtype, ops: Ops, device: str = "cpu") -> Decoder:
     """Load the weights of ``directory``, converted to ``dtype`` and packed by ``ops``.
 
     Raises:

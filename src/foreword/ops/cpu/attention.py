@@ -91,10 +91,8 @@ def ascending_sum(parts: Tensor) -> Tensor:
 def _fold(query: Tensor, block: Block, scale: float, heads: HeadGeometry) -> Tensor:
     """The block's queries, scaled, with the query heads of a KV head as rows: ``[I, K, M, D]``."""
     items, count = block.query.shape[0], block.num_queries
-    if block.rows is None:
-        chosen = query[block.start : block.start + items * count]
-    else:
-        chosen = query.index_select(0, block.rows)
+    first, end = block.start, block.start + items * count
+    chosen = query[first:end] if block.rows is None else query.index_select(0, block.rows)
     chosen = chosen.view(items, count, heads.num_kv_heads, heads.group_size, heads.head_dim)
     used = block.query[:, :, : count * heads.group_size]
     used.unflatten(2, (count, heads.group_size)).copy_(chosen.transpose(1, 2))

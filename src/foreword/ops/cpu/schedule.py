@@ -1,9 +1,9 @@
 """Which queries meet which KV tiles: the part of the CPU attention that is the same in all layers of a step.
 
-    plan      one per step: the sequences, and a schedule per (window, head geometry) met in the layers
-    schedule  groups of work, each small enough for its float32 copies of the KV to stay in the cache
-    group     sequences whose KV is gathered together: one that prefills, or several that decode
-    block     some query rows of a group against a range of its tiles
+plan      one per step: the sequences, and a schedule per (window, head geometry) met in the layers
+schedule  groups of work, each small enough for its float32 copies of the KV to stay in the cache
+group     sequences whose KV is gathered together: one that prefills, or several that decode
+block     some query rows of a group against a range of its tiles
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Block:
     """Query rows of a group that are computed together.
 
     Attributes:
-        rows: ``[I * Q]`` int64, rows of the flat batch, item by item; None when they are ``start .. start + I * Q - 1``.
+        rows: ``[I * Q]`` int64, rows of the flat batch, item by item; None when they lie side by side from
+            ``start``.
         start: the first row.
         num_queries: Q, queries per item.
         tiles: the range of the group's tiles they may see.
@@ -140,9 +141,7 @@ class AttentionPlan:
         return self._schedules[key]
 
 
-def _make_schedule(
-    sequences: Sequence[AttentionSequence], heads: HeadGeometry, window: int | None
-) -> list[Group]:
+def _make_schedule(sequences: Sequence[AttentionSequence], heads: HeadGeometry, window: int | None) -> list[Group]:
     decodes, groups = [], []
     for sequence in sequences:
         first = 0 if window is None else max(0, sequence.kv_len - sequence.query_len - window + 1) // TILE
