@@ -6,7 +6,7 @@ scaling whose borders lie within the head, biases and norm weights that are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,15 @@ CASES = [
     ),
 ]
 IDS = [case.name for case in CASES]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny operations on one thread: a busy neighbour makes two wait for each other, 50 times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

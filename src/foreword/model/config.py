@@ -190,10 +190,10 @@ class _Reader:
             head_dim=head_dim,
             vocab_size=self.size("vocab_size"),
             max_position_embeddings=self.size("max_position_embeddings"),
-            rms_norm_eps=float(get("rms_norm_eps")),
+            rms_norm_eps=float(self.values["rms_norm_eps"]),
             activation=self.activation(),
             tie_word_embeddings=bool(get("tie_word_embeddings")),
-            attention_scale=float(get("query_pre_attn_scalar") if self.gemma else head_dim) ** -0.5,
+            attention_scale=float(self.values["query_pre_attn_scalar"] if self.gemma else head_dim) ** -0.5,
             windows=tuple(self.size("sliding_window") if kind == "sliding_attention" else None for kind in kinds),
             ropes=self.ropes(kinds),
             qkv_bias=bias or self.architecture == "Qwen2ForCausalLM",
@@ -256,7 +256,7 @@ class _Reader:
             return False
         if self.architecture == "SmolLM3ForCausalLM":
             return not self.rotates(layer)
-        return layer >= self.values.get("max_window_layers", 28)
+        return layer >= int(self.values.get("max_window_layers", 28))
 
     def rotates(self, layer: int) -> bool:
         if self.architecture != "SmolLM3ForCausalLM":

@@ -122,7 +122,7 @@ class _Weights:
         found = tuple(handle.get_slice(name).get_shape())
         if found != shape:
             raise ModelLoadError(f"{file}: tensor {name!r} has shape {list(found)}, not {list(shape)}")
-        tensor = handle.get_tensor(name)
+        tensor: Tensor = handle.get_tensor(name)
         if not tensor.is_floating_point():
             raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are unsupported")
         return tensor.to(device=self._device, dtype=self._dtype)

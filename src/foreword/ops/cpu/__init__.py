@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from foreword.ops.cpu import attention, elementwise, linear
+from foreword.ops.cpu.schedule import AttentionPlan
 from foreword.ops.protocol import Activation, AttentionSequence, AttentionSpec, KVLayer, LinearOp, SlotCopy
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class CpuOps:
         layer.key.index_copy_(1, slots, key[:count].transpose(0, 1))
         layer.value.index_copy_(1, slots, value[:count].transpose(0, 1))
 
-    def plan_attention(self, sequences: Sequence[AttentionSequence], num_rows: int) -> attention.AttentionPlan:
-        return attention.AttentionPlan(sequences, num_rows)
+    def plan_attention(self, sequences: Sequence[AttentionSequence], num_rows: int) -> AttentionPlan:
+        return AttentionPlan(sequences, num_rows)
 
-    def attention(self, query: Tensor, layer: KVLayer, plan: attention.AttentionPlan, spec: AttentionSpec) -> Tensor:
+    def attention(self, query: Tensor, layer: KVLayer, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
         return attention.attend(query, layer, plan, spec)
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
