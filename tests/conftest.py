@@ -1,0 +1,96 @@
+"""Engines and checkpoints that the whole session shares: each is made once, on first use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
+os.environ.setdefault("FOREWORD_HOME", str(TESTS.parent / ".cache" / "foreword"))
+sys.path.insert(0, str(TESTS))  # for `from support import ...`
+
+settings.register_profile("quick", deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+settings.register_profile("soak", settings.get_profile("quick"), derandomize=False, max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+if TYPE_CHECKING:
+    from foreword import Engine
+
+REAL_KV = "192MiB"
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The default model as a checkpoint directory."""
+    from foreword.model.source import resolve
+
+    return resolve("smollm2-135m").directory
+
+
+@pytest.fixture(scope="session")
+def shared_engines() -> Iterator[Callable[..., Engine]]:
+    """One engine per model and options for the whole session."""
+    from foreword import Engine
+
+    made: dict[tuple[Any, ...], Engine] = {}
+
+    def get(model: str, **options: Any) -> Engine:
+        key = (model, *sorted(options.items()))
+        if key not in made or made[key].closed:
+            made[key] = Engine(model, **options)
+        return made[key]
+
+    yield get
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def bf16_engine(shared_engines: Callable[..., Engine]) -> Engine:
+    """The default model in bfloat16."""
+    return shared_engines("smollm2-135m", dtype="bfloat16", kv_cache_memory=REAL_KV)
+
+
+@pytest.fixture(scope="session")
+def fp32_engine(shared_engines: Callable[..., Engine]) -> Engine:
+    """The default model in float32."""
+    return shared_engines("smollm2-135m", dtype="float32", kv_cache_memory=REAL_KV)
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A randomly initialised llama with a byte tokenizer: 2 layers, hidden 64, 4 heads, 2 KV heads, 260 tokens."""
+    from support import save_tiny_llama
+
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_dir: Path, shared_engines: Callable[..., Engine]) -> Callable[..., Engine]:
+    """A shared tiny engine with the given options, float32 and 256 blocks unless said otherwise."""
+    from support import tiny_options
+
+    return lambda **options: shared_engines(str(tiny_dir), **tiny_options(**options))
+
+
+@pytest.fixture
+def new_tiny(tiny_dir: Path) -> Iterator[Callable[..., Engine]]:
+    """A tiny engine of the test's own, closed after it: for tests that break or close it."""
+    from foreword import Engine
+    from support import tiny_options
+
+    made: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        made.append(Engine(str(tiny_dir), **tiny_options(**options)))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

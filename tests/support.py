@@ -1,0 +1,141 @@
+"""What several test files need: a tiny checkpoint, recorded logits, prompts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foreword import Engine, EngineStats
+
+TINY_BOS, TINY_EOS = 256, 257
+TINY_VOCAB = 260
+TINY_BYTES_PER_TOKEN = 2 * 2 * 2 * 16  # elements of KV: 2 layers, key and value, 2 heads of 16
+
+
+def save_tiny_llama(directory: Path) -> Path:
+    """A llama whose tokens 0 to 255 are the bytes themselves. Weights are large enough for every token to matter."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=TINY_VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.15,
+        bos_token_id=TINY_BOS,
+        eos_token_id=TINY_EOS,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(7)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    save_byte_tokenizer(directory)
+    return directory
+
+
+def save_byte_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer without merges, in the files of a Hugging Face checkpoint."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocab={names[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<eos>", "<user>", "<model>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ '<user>' if m.role == 'user' else '<model>' }}{{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
+    )
+    options = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True, "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(options))
+
+
+def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float32", **options: Any) -> dict[str, Any]:
+    """Options of a tiny engine whose pool has exactly ``blocks`` blocks."""
+    width = 4 if dtype == "float32" else 2
+    memory = blocks * block_size * TINY_BYTES_PER_TOKEN * width
+    return {"block_size": block_size, "dtype": dtype, "kv_cache_memory": memory, **options}
+
+
+def random_ids(seed: int, count: int) -> list[int]:
+    """Token ids of the tiny model."""
+    return random.Random(seed).choices(range(256), k=count)
+
+
+Rows = dict[tuple[str, int], list["Tensor"]]
+"""By request id and completion: the logits its tokens were sampled from, in order."""
+
+
+@contextmanager
+def recorded(engine: Engine) -> Iterator[Rows]:
+    """Record every row of logits that ``engine`` samples from; no position may be sampled twice."""
+    sampler, rows, seen = engine._parts.core.runner._sampler, Rows(), set[tuple[str, int, int]]()
+    original = sampler.sample
+
+    def sample(logits: Tensor, sequence: Any, index: int) -> int:
+        key = (sequence.request.request_id, index)
+        place = (*key, len(sequence.token_ids))
+        assert place not in seen, f"{place} was sampled twice"
+        seen.add(place)
+        rows.setdefault(key, []).append(logits.clone())
+        return original(logits, sequence, index)
+
+    sampler.sample = sample  # type: ignore[method-assign]
+    try:
+        yield rows
+    finally:
+        del sampler.sample
+
+
+def generate_recorded(engine: Engine, prompts: list[Any], **sampling: Any) -> list[tuple[list[int], Tensor]]:
+    """One batch: per completion of each prompt its token ids and the logits ``[tokens, V]`` behind them."""
+    import torch
+
+    with recorded(engine) as rows:
+        outputs = engine.generate(prompts, **sampling)
+    return [
+        (completion.token_ids, torch.stack(rows[output.request_id, completion.index]))
+        for output in outputs
+        for completion in output.outputs
+    ]
+
+
+def assert_same_bits(actual: Iterable[tuple[list[int], Tensor]], expected: Iterable[tuple[list[int], Tensor]]) -> None:
+    """Equal tokens, and logits equal to the last bit."""
+    import torch
+
+    for number, ((ids, logits), (wanted_ids, wanted)) in enumerate(zip(actual, expected, strict=True)):
+        assert ids == wanted_ids, f"tokens of case {number} differ"
+        assert torch.equal(logits, wanted), f"logits of case {number} differ by {(logits - wanted).abs().max()}"
+
+
+def cold(engine: Engine, prompts: list[Any], **sampling: Any) -> list[tuple[list[int], Tensor]]:
+    """The reference: each prompt alone, on an empty cache."""
+    results = []
+    for prompt in prompts:
+        engine.reset_prefix_cache()
+        results += generate_recorded(engine, [prompt], **sampling)
+    return results
+
+
+def assert_idle(engine: Engine) -> EngineStats:
+    """Nothing runs, nothing waits, and every block is free or cached. Returns the counters."""
+    engine.check_integrity()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0), stats
+    assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    assert engine._parts.core.scheduler.cache.allocator.num_evictable == stats.blocks_cached
+    return stats
