@@ -213,14 +213,15 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
         configs = self._batch_configs(inputs, config)
         return Runnable.batch(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
-    def batch_as_completed(  # type: ignore[override]
+    def batch_as_completed(
         self, inputs: Sequence[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any
     ) -> Iterator[tuple[int, Any]]:
         """As `batch`; yields `(index, output)` in the order in which the members finish."""
         if not inputs:
             return
         configs = self._batch_configs(inputs, config)
-        yield from Runnable.batch_as_completed(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)  # type: ignore[call-overload]
+        run: Any = Runnable.batch_as_completed  # its overloads want return_exceptions as a literal
+        yield from run(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
 
 def _check_engine_options(model: str, options: dict[str, Any]) -> None:

@@ -55,7 +55,8 @@ class EngineHandle:
 
     async def aget(self, model: str) -> Engine:
         """As `get`; the event loop keeps running while a model is loaded."""
-        return self.loaded(model) or await asyncio.to_thread(self.get, model)
+        engine = self.loaded(model)
+        return engine if engine is not None else await asyncio.to_thread(self.get, model)
 
     def close(self) -> None:
         """Give back what was taken from the registry; an engine closes with its last user."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -26,9 +26,7 @@ from llama_index.llms.foreword._messages import to_dicts
 from llama_index.llms.foreword._options import SAMPLING_FIELDS, ForewordOptions
 from llama_index.llms.foreword._responses import chat_response, completion_response
 
-if TYPE_CHECKING:
-    pass
-
+Response = TypeVar("Response", ChatResponse, CompletionResponse)
 Prompt = str | list[dict[str, Any]]
 """A text that goes to the model as it is, or messages that go through its chat template."""
 
@@ -150,26 +148,28 @@ class Foreword(ForewordOptions):
 
     # -- running -----------------------------------------------------------------------------------------------
 
-    def _run(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Any]) -> Any:
+    def _run(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]) -> Response:
         params = self._sampling(options)
         engine = self._handle.get(self.model)
         output = engine.generate(prompt, params) if isinstance(prompt, str) else engine.chat(prompt, params)
         return respond(engine, output.text, output.outputs[0], output)
 
-    async def _arun(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Any]) -> Any:
+    async def _arun(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]) -> Response:
         params = self._sampling(options)
         engine = await self._handle.aget(self.model)
         call = engine.agenerate if isinstance(prompt, str) else engine.achat
         output = await call(prompt, params)
         return respond(engine, output.text, output.outputs[0], output)
 
-    def _stream(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Any]) -> Any:
+    def _stream(
+        self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]
+    ) -> Generator[Response, None, None]:
         """Input errors are raised here, before the first response is asked for."""
         params = self._sampling(options)
         engine = self._handle.get(self.model)
         pieces: Any = engine.stream(prompt, params) if isinstance(prompt, str) else engine.stream_chat(prompt, params)
 
-        def responses() -> Any:
+        def responses() -> Generator[Response, None, None]:
             text = ""
             with contextlib.closing(pieces):  # closing it cancels the request
                 for piece in pieces:
@@ -179,12 +179,14 @@ class Foreword(ForewordOptions):
 
         return responses()
 
-    async def _astream(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Any]) -> Any:
+    async def _astream(
+        self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]
+    ) -> AsyncGenerator[Response, None]:
         params = self._sampling(options)
         engine = await self._handle.aget(self.model)
         pieces: Any = engine.astream(prompt, params) if isinstance(prompt, str) else engine.astream_chat(prompt, params)
 
-        async def responses() -> Any:
+        async def responses() -> AsyncGenerator[Response, None]:
             text = ""
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
@@ -199,6 +201,6 @@ def _is_worth_showing(piece: Any) -> bool:
     return bool(piece.text) or piece.logprobs is not None or piece.output is not None
 
 
-def _with_delta(response: Any, delta: str) -> Any:
+def _with_delta(response: Response, delta: str) -> Response:
     response.delta = delta
     return response
