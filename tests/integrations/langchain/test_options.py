@@ -1,0 +1,245 @@
+"""Options: nothing is dropped, a call's own come first, the LLM cache tells them apart (LangChain 5, 7, 10, 13, 16)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
+from langchain_core.load import dumps, loads
+from langchain_core.messages import HumanMessage
+
+from foreword import EngineConfig, SamplingParams
+from langchain_foreword import ChatForeword, ForewordLLM, __version__
+
+if TYPE_CHECKING:
+    from foreword import Engine
+
+QUESTION = "What is the capital of France? Answer briefly."
+KINDS = pytest.mark.parametrize("kind", [ChatForeword, ForewordLLM])
+
+
+@pytest.fixture
+def llm(engine: Engine) -> ChatForeword:
+    return ChatForeword(engine=engine, temperature=0, max_tokens=12)
+
+
+@KINDS
+def test_every_sampling_option_is_a_field_with_the_engines_default(kind: type) -> None:
+    model = kind()
+    for field in dataclasses.fields(SamplingParams):
+        assert field.name in kind.model_fields
+    assert model._sampling(None, {}) == SamplingParams()
+
+
+@KINDS
+def test_unknown_and_wrong_options_raise(kind: type, engine: Engine) -> None:
+    with pytest.raises(ValueError, match="temprature"):
+        kind(temprature=0.5)
+    with pytest.raises(ValueError, match="top_p"):
+        kind(top_p=2)
+    with pytest.raises(ValueError, match="block_sise"):
+        kind(engine_options={"block_sise": 8})
+    with pytest.raises(ValueError, match="block_size"):
+        kind(engine_options={"block_size": 7})
+    with pytest.raises(ValueError, match="contradicts"):
+        kind(engine=engine, model="other")
+    with pytest.raises(ValueError, match="not both"):
+        kind(engine=engine, engine_options={"seed": 1})
+    with pytest.raises(ValueError, match=r"no foreword\.Engine"):
+        kind(engine="smollm2-135m")
+    model = kind(engine=engine)
+    for call in (model.invoke, lambda x, **o: list(model.stream(x, **o)), lambda x, **o: model.batch([x, x], **o)):
+        with pytest.raises(ValueError, match="temprature"):
+            call("Hello", temprature=0.5)
+        with pytest.raises(ValueError, match="temperature=-1"):
+            call("Hello", temperature=-1)
+
+
+def test_a_calls_own_options_come_first(llm: ChatForeword) -> None:
+    assert llm.invoke(QUESTION, max_tokens=2).usage_metadata["output_tokens"] == 2
+    assert llm.bind(max_tokens=3).invoke(QUESTION).response_metadata["finish_reason"] == "length"
+    seeded = [llm.invoke("Tell me a story.", temperature=1.5, seed=seed).text for seed in (1, 1, 2)]
+    assert seeded[0] == seeded[1] != seeded[2]
+
+
+@KINDS
+async def test_constructor_stop_is_honoured_and_a_calls_stop_replaces_it(kind: type, engine: Engine) -> None:
+    """L26810, L22717."""
+    prompt = "The days of the week are Monday, Tuesday,"
+    free = _text(kind(engine=engine, temperature=0, max_tokens=12).invoke(prompt))
+    first, second = free[4], free[8]
+    model = kind(engine=engine, temperature=0, max_tokens=12, stop=[first])
+    assert _text(model.invoke(prompt)) == free.split(first)[0]
+    assert _text(await model.ainvoke(prompt)) == free.split(first)[0]
+    assert "".join(_text(chunk) for chunk in model.stream(prompt)) == free.split(first)[0]
+    assert _text(model.batch([prompt])[0]) == free.split(first)[0]
+    assert _text(model.invoke(prompt, stop=[second])) == free.split(second)[0]
+    assert _text(model.invoke(prompt, stop=[])) == free
+
+
+def _text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else answer.text
+
+
+def test_usage_and_metadata(cold: Engine) -> None:
+    """LangChain 10."""
+    llm = ChatForeword(engine=cold, temperature=0, max_tokens=12)
+    first, second = llm.invoke(QUESTION), llm.invoke(QUESTION)
+    prompt = llm.get_num_tokens_from_messages([HumanMessage(QUESTION)])
+    assert first.usage_metadata["input_tokens"] == second.usage_metadata["input_tokens"] == prompt
+    assert first.usage_metadata["input_token_details"] == {"cache_read": 0, "cache_creation": prompt}
+    assert second.usage_metadata["input_token_details"] == {"cache_read": prompt - 1, "cache_creation": 1}
+    assert second.response_metadata["prefix_cache"] == {"prompt_tokens": prompt, "cached_tokens": prompt - 1}
+    assert second.response_metadata["model_name"] == "smollm2-135m"
+    assert second.response_metadata["finish_reason"] == "stop"
+    timing = second.response_metadata["timing"]
+    assert 0 < timing["time_to_first_token_s"] <= timing["total_time_s"]
+    assert timing["tokens_per_second"] > 0
+
+
+def test_logprobs_add_up_in_a_stream(llm: ChatForeword) -> None:
+    whole = llm.invoke(QUESTION, logprobs=2)
+    entries = whole.response_metadata["logprobs"]["content"]
+    assert len(entries) == whole.usage_metadata["output_tokens"]
+    assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] <= 0 for entry in entries)
+    assert "".join(entry["token"] for entry in entries) == whole.text
+    total = None
+    for chunk in llm.stream(QUESTION, logprobs=2):
+        total = chunk if total is None else total + chunk
+    assert total.response_metadata["logprobs"]["content"] == entries
+
+
+def test_several_answers_to_one_prompt(llm: ChatForeword) -> None:
+    result = llm.generate([[HumanMessage("Name a colour.")]], n=3, temperature=1.5, seed=7)
+    answers = [generation.message for generation in result.generations[0]]
+    assert len({answer.text for answer in answers}) > 1
+    assert [bool(answer.usage_metadata) for answer in answers] == [True, False, False]
+
+
+# -- the LLM cache ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llm_cache() -> Iterator[InMemoryCache]:
+    cache = InMemoryCache()
+    set_llm_cache(cache)
+    yield cache
+    set_llm_cache(None)
+
+
+@KINDS
+def test_llm_cache_tells_models_and_options_apart(kind: type, engine: Engine, llm_cache: InMemoryCache) -> None:
+    """L14590; LangChain 5."""
+    prompt = "The capital of France is"
+    base = kind(engine=engine, temperature=0, max_tokens=3)
+    base.invoke(prompt)
+    steps = engine.stats().steps
+    assert _text(base.invoke(prompt)) == _text(kind(engine=engine, temperature=0, max_tokens=3).invoke(prompt))
+    assert engine.stats().steps == steps  # both came from the cache
+    for size, other in enumerate(
+        (
+            lambda: kind(engine=engine, temperature=0.7, max_tokens=3).invoke(prompt),
+            lambda: kind(engine=engine, temperature=0, max_tokens=4).invoke(prompt),
+            lambda: base.invoke(prompt, max_tokens=5),
+            lambda: base.invoke(prompt, stop=["x"]),
+            lambda: base.invoke(prompt, seed=3),
+        ),
+        start=2,
+    ):
+        other()
+        assert len(llm_cache._cache) == size
+
+
+@KINDS
+def test_identifying_params_hold_model_engine_and_sampling(kind: type, engine: Engine) -> None:
+    params = kind(engine=engine, temperature=0.25)._identifying_params
+    assert params["model"] == "smollm2-135m"
+    assert params["temperature"] == 0.25
+    assert {field.name for field in dataclasses.fields(SamplingParams)} <= params.keys()
+    assert params == kind(temperature=0.25)._identifying_params  # the shared engine is the same one
+    assert params != kind(temperature=0.25, engine_options={"dtype": "float32"})._identifying_params
+    assert params != kind(temperature=0.25, model="other")._identifying_params
+
+
+# -- what LangChain asks for -----------------------------------------------------------------------------------
+
+
+@KINDS
+def test_langsmith_params(kind: type) -> None:
+    model = kind(temperature=0.5, max_tokens=7, stop=["x"])
+    params = model._get_ls_params()
+    assert (params["ls_provider"], params["ls_model_name"]) == ("foreword", "smollm2-135m")
+    assert (params["ls_temperature"], params["ls_max_tokens"], params["ls_stop"]) == (0.5, 7, ["x"])
+    assert params["ls_model_type"] == ("chat" if kind is ChatForeword else "llm")
+    assert model._get_ls_params(model="other", stop=["y"])["ls_model_name"] == "other"
+    assert model._get_ls_params(stop=["y"])["ls_stop"] == ["y"]
+    assert model.metadata["lc_versions"]["langchain-foreword"] == __version__
+    assert "langchain-core" in model.metadata["lc_versions"]
+
+
+def test_profile(engine: Engine) -> None:
+    given = ChatForeword(engine=engine)
+    assert given.profile["max_input_tokens"] == given.profile["max_output_tokens"] == 8192
+    lazy = ChatForeword()
+    assert "max_input_tokens" not in lazy.profile
+    lazy.get_engine()
+    assert lazy.profile == given.profile
+    lazy.close()
+    own = ChatForeword(engine=engine, profile={"max_input_tokens": 5})
+    own.get_engine()
+    assert own.profile == {"max_input_tokens": 5}
+
+
+@KINDS
+def test_engine_stays_out_of_serialisation_and_repr(kind: type, engine: Engine) -> None:
+    model = kind(engine=engine, temperature=0.25)
+    assert "Engine(" not in repr(model)
+    assert "engine" not in dumps(model).replace("langchain_foreword", "")
+    again = loads(dumps(model), allowed_objects=[kind], valid_namespaces=["langchain_foreword"])
+    assert (again.model, again.temperature, again.engine) == ("smollm2-135m", 0.25, None)
+    assert copy.deepcopy(model).get_engine() is engine
+
+
+# -- the engine ------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_models_own_name_per_call(kind: type, engine: Engine) -> None:
+    assert _text(kind(temperature=0, max_tokens=2).invoke("Hello", model="smollm2-135m"))
+    with pytest.raises(ValueError, match="cannot run on the engine given"):
+        kind(engine=engine).invoke("Hello", model="other")
+
+
+def test_close_frees_the_engine_and_it_can_be_rebuilt() -> None:
+    """I12492."""
+    llm = ChatForeword(temperature=0, max_tokens=4, engine_options={"max_model_len": 512, "kv_cache_memory": "32MiB"})
+    twin = ChatForeword(temperature=0, engine_options={"max_model_len": 512, "kv_cache_memory": "32MiB"})
+    answer = llm.invoke(QUESTION)
+    first = llm.get_engine()
+    assert first.max_model_len == 512
+    assert twin.get_engine() is first
+    llm.close()
+    assert not first.closed
+    twin.close()
+    assert first.closed
+    assert llm.invoke(QUESTION).text == answer.text
+    second = llm.get_engine()
+    assert second is not first
+    llm.close()
+    llm.close()
+    assert second.closed
+
+
+def test_a_given_engine_is_not_closed(engine: Engine) -> None:
+    ChatForeword(engine=engine).close()
+    assert not engine.closed
+
+
+def test_engine_option_names_are_the_engines() -> None:
+    names = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
+    assert ChatForeword(engine_options={name: getattr(EngineConfig(model="x"), name) for name in names})
