@@ -1,0 +1,118 @@
+"""What a reader copies runs as printed: the README's programs and the examples."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(*arguments: str, cwd: Path) -> str:
+    """Standard output of a fresh interpreter; a failure shows what it printed."""
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def program(importing: str) -> str:
+    (found,) = [text for text in PROGRAMS if importing in text]
+    return found
+
+
+def test_the_first_screen_shows_both_commands_and_both_programs() -> None:
+    first_screen = "\n".join(README.splitlines()[:50])
+    assert "make demo" in first_screen
+    assert "make test" in first_screen
+    for importing in ("langchain_foreword", "llama_index.llms.foreword"):
+        lines = [line for line in program(importing).splitlines() if line.strip()]
+        assert len(lines) <= 10
+        assert program(importing) in first_screen
+
+
+def test_langchain_program(tmp_path: Path) -> None:
+    out = run("-c", program("langchain_foreword"), cwd=tmp_path)
+    answers = out.splitlines()
+    assert "Paris" in out
+    assert "Tokyo" in out
+    assert "'cache_read': 0" in answers[0]
+    assert int(re.search(r"'cache_read': (\d+)", answers[-1]).group(1)) > 10
+
+
+def test_llama_index_program(tmp_path: Path) -> None:
+    out = run("-c", program("llama_index.llms.foreword"), cwd=tmp_path)
+    assert "16 tokens" in out
+
+
+def test_engine_program(tmp_path: Path) -> None:
+    out = run("-c", program("from foreword import Engine, SamplingParams"), cwd=tmp_path)
+    reused, prompt = map(int, re.search(r"(\d+) of (\d+) prompt tokens were reused", out).groups())
+    assert 0 < reused < prompt
+
+
+def test_every_program_is_tested() -> None:
+    assert len(PROGRAMS) == 3
+
+
+def test_demo(tmp_path: Path) -> None:
+    """The main job: real answers, and a table in which each beginning is computed once."""
+    out = run(str(ROOT / "examples" / "demo.py"), cwd=tmp_path)
+    assert "November 19, 1863" in out
+    rows = [line for line in out.splitlines() if re.match(r"LangChain Fore|LangChain Chat|LlamaIndex query", line)]
+    counts = [[int(n.replace(",", "")) for n in re.findall(r"(?<= )[\d,]+(?=  )", row)[:3]] for row in rows]
+    assert len(rows) == 15
+    assert all(prompt == cached + computed for prompt, cached, computed in counts)
+    first_chat, *others = counts[3:13]
+    assert first_chat[1] < 100
+    assert all(computed < 40 for _, _, computed in others)  # the documents were not computed again
+    assert counts[14][2] < 40  # nor for LlamaIndex's second question
+
+
+def test_custom_policy(tmp_path: Path) -> None:
+    """The interactive request, submitted last, has its first token before the batch work."""
+    out = run(str(ROOT / "examples" / "custom_policy.py"), cwd=tmp_path)
+    waits = {"batch": [], "interactive": []}
+    for kind, seconds in re.findall(r"^(batch|interactive) .*after +([\d.]+) s", out, re.MULTILINE):
+        waits[kind].append(float(seconds))
+    assert len(waits["batch"]) == 4
+    assert waits["interactive"] == [min(waits["batch"] + waits["interactive"])]
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["chat"], ["generate"], ["models"]])
+def test_help_teaches(command: list[str], tmp_path: Path) -> None:
+    assert "foreword" in run("-m", "foreword.cli", *command, "--help", cwd=tmp_path)
+
+
+def test_generate_command(tmp_path: Path) -> None:
+    out = run("-m", "foreword.cli", "generate", "--chat", "Which city is the capital of Japan?", cwd=tmp_path)
+    assert "Tokyo" in out
+
+
+def test_models_command(tmp_path: Path) -> None:
+    out = run("-m", "foreword.cli", "models", cwd=tmp_path)
+    assert "smollm2-135m" in out
+    assert "weights are kept under" in out
+
+
+def test_chat_command_shows_what_each_turn_reused(tmp_path: Path) -> None:
+    typed = "What is the capital of France? Answer briefly.\nAnd of Japan?\n/reset\nHello\n\n"
+    command = [sys.executable, "-m", "foreword.cli", "chat", "--temperature", "0", "--max-tokens", "16"]
+    done = subprocess.run(command, input=typed, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    reused = [int(count) for count in re.findall(r"\[(\d+) of \d+ prompt tokens reused", done.stdout)]
+    assert len(reused) == 3
+    assert reused[1] > 40  # the first turn, its answer included
+
+
+def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "foreword.cli", "generate", "--model", str(tmp_path / "nothing"), "hello"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240)
+    assert done.returncode == 1
+    assert done.stderr.startswith("foreword: ")
+    assert "Traceback" not in done.stderr
