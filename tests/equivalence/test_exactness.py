@@ -1,0 +1,232 @@
+"""The same prompt gives the same logits, bit for bit, however it came to be computed (design, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from foreword import Engine
+from support import assert_idle, assert_same_bits, cold, generate_recorded, random_ids
+
+TinyEngine = Callable[..., Engine]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+LENGTHS = [1, 2, 5, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 257]
+PROMPTS = [random_ids(seed, length) for seed, length in enumerate(LENGTHS)]
+
+dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def reference(request: pytest.FixtureRequest, tiny: TinyEngine) -> tuple[str, list[Any]]:
+    """Each prompt alone, in one piece, on an empty cache."""
+    engine = tiny(dtype=request.param, max_num_batched_tokens=512)
+    return request.param, cold(engine, PROMPTS, **GREEDY)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 61, 130, 500])
+def test_any_split_into_chunks(reference: tuple[str, list[Any]], tiny: TinyEngine, budget: int) -> None:
+    """Prompts cut into chunks of any size give the bits of the whole."""
+    dtype, expected = reference
+    engine = tiny(dtype=dtype, max_num_batched_tokens=budget)
+    steps = engine.stats().steps
+    assert_same_bits(cold(engine, PROMPTS, **GREEDY), expected)
+    chunks = sum(-(-length // budget) for length in LENGTHS)
+    assert engine.stats().steps - steps == chunks + 5 * len(PROMPTS)
+
+
+@pytest.mark.parametrize(("budget", "seats"), [(512, 64), (40, 64), (17, 5), (64, 2)])
+def test_any_batch_mix(reference: tuple[str, list[Any]], tiny: TinyEngine, budget: int, seats: int) -> None:
+    """Next to any mix of prefilling and decoding neighbours, the bits are those of the request alone."""
+    dtype, expected = reference
+    engine = tiny(dtype=dtype, max_num_batched_tokens=budget, max_num_seqs=seats)
+    engine.reset_prefix_cache()
+    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    assert_same_bits(generate_recorded(engine, PROMPTS[::-1], **GREEDY), expected[::-1])
+
+
+def test_without_chunked_prefill_and_without_prefix_cache(reference: tuple[str, list[Any]], tiny: TinyEngine) -> None:
+    """Neither option changes a bit; without the prefix cache nothing is reused or kept."""
+    dtype, expected = reference
+    engine = tiny(dtype=dtype, enable_chunked_prefill=False, max_num_batched_tokens=50)
+    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    engine = tiny(dtype=dtype, enable_prefix_caching=False)
+    for _ in range(2):
+        assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    stats = assert_idle(engine)
+    assert (stats.tokens_reused, stats.blocks_cached) == (0, 0)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 8, 64, 128])
+def test_any_block_size(reference: tuple[str, list[Any]], tiny: TinyEngine, block_size: int) -> None:
+    """Logits do not depend on the block size, cold or warm."""
+    dtype, expected = reference
+    engine = tiny(dtype=dtype, block_size=block_size, blocks=4096 // block_size)
+    engine.reset_prefix_cache()
+    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    assert engine.stats().tokens_reused >= sum(LENGTHS) - len(LENGTHS)
+
+
+def test_warm_equals_cold(reference: tuple[str, list[Any]], tiny: TinyEngine) -> None:
+    """A wholly cached prompt computes one token and gives the cold bits (TRAPS 1, 3)."""
+    dtype, expected = reference
+    engine = tiny(dtype=dtype, max_num_batched_tokens=512)
+    engine.reset_prefix_cache()
+    engine.generate(PROMPTS, **GREEDY)
+    before = engine.stats()
+    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    after = engine.stats()
+    assert after.tokens_reused - before.tokens_reused == sum(LENGTHS) - len(LENGTHS)
+    assert after.tokens_prefilled - before.tokens_prefilled == len(LENGTHS)
+
+
+@dtypes
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_cached_prefix_of_every_length(tiny: TinyEngine, dtype: str, block_size: int) -> None:
+    """A prefix that ends at any offset inside a block is copied on write, exact to the token and to the bit."""
+    engine = tiny(dtype=dtype, block_size=block_size, blocks=4096 // block_size)
+    base = random_ids(1, 40 + block_size + 1)
+    for common in range(38, 40 + block_size + 1):
+        prompt = [*base[:common], (base[common] + 1) % 256, *random_ids(common, 9)]
+        expected = cold(engine, [prompt], **GREEDY)
+        engine.reset_prefix_cache()
+        engine.generate(base, **GREEDY)
+        before = engine.stats().tokens_reused
+        assert_same_bits(generate_recorded(engine, [prompt], **GREEDY), expected)
+        assert engine.stats().tokens_reused - before == common
+        assert_same_bits(generate_recorded(engine, [base], **GREEDY), cold(engine, [base], **GREEDY))
+
+
+@dtypes
+@pytest.mark.parametrize("budget", [19, 512])
+def test_preempted_equals_undisturbed(tiny: TinyEngine, dtype: str, budget: int) -> None:
+    """Requests that lose their blocks and come back give complete output, bit for bit (TRAPS 18)."""
+    prompts = [random_ids(seed, 10 + 3 * seed) for seed in range(6)]
+    options = {**GREEDY, "max_tokens": 60}
+    expected = cold(tiny(dtype=dtype, max_num_batched_tokens=512), prompts, **options)
+    small = tiny(dtype=dtype, blocks=14, max_num_batched_tokens=budget)
+    small.reset_prefix_cache()
+    before = small.stats().preemptions
+    assert_same_bits(generate_recorded(small, prompts, **options), expected)
+    assert small.stats().preemptions > before, "the pool was meant to be too small"
+    assert_idle(small)
+
+
+@dtypes
+def test_after_evictions_in_scattered_blocks(tiny: TinyEngine, dtype: str) -> None:
+    """Blocks that are evicted, reused and lie scattered change nothing."""
+    engine = tiny(dtype=dtype, blocks=30, block_size=4, max_num_batched_tokens=512)
+    prompts = [random_ids(seed % 7, 8 + 5 * (seed % 9)) for seed in range(40)]
+    options = {**GREEDY, "max_tokens": 3}
+    expected = cold(tiny(dtype=dtype, max_num_batched_tokens=512), prompts, **options)
+    for start in range(0, 40, 5):
+        group = slice(start, start + 5)
+        assert_same_bits(generate_recorded(engine, prompts[group], **options), expected[group])
+    held = engine._parts.core.scheduler.cache
+    assert engine.stats().evictions > 30
+    assert held.allocator.num_cached > 0
+    assert_idle(engine)
+
+
+@dtypes
+def test_n_completions_are_those_of_single_requests(tiny: TinyEngine, dtype: str) -> None:
+    """Greedy: each of n equals the single run. Sampled: completion 0 equals n=1 of that seed, in any company."""
+    engine = tiny(dtype=dtype, max_num_batched_tokens=512)
+    for length in (15, 16, 21):
+        prompt = random_ids(length, length)
+        single = cold(engine, [prompt], **GREEDY)
+        engine.reset_prefix_cache()
+        assert_same_bits(generate_recorded(engine, [prompt], n=4, **GREEDY), single * 4)
+        sampled: dict[str, Any] = {"max_tokens": 8, "seed": 11, "ignore_eos": True}
+        single = cold(engine, [prompt], **sampled)
+        engine.reset_prefix_cache()
+        four = generate_recorded(engine, [prompt], n=4, **sampled)
+        assert_same_bits(four[:1], single)
+        tiny_pool = tiny(dtype=dtype, blocks=5, max_num_batched_tokens=23)
+        assert_same_bits(generate_recorded(tiny_pool, [prompt], n=4, **sampled), four)
+        few_seats = tiny(dtype=dtype, max_num_seqs=2)
+        assert_same_bits(generate_recorded(few_seats, [prompt, *PROMPTS[:4]], n=4, **sampled)[:4], four)
+
+
+@dtypes
+def test_a_conversation_continues_from_the_cache(tiny: TinyEngine, dtype: str) -> None:
+    """Each turn extends the last one's prompt and answer; all but its own tokens are reused (TRAPS 3, 12)."""
+    engine = tiny(dtype=dtype, max_num_batched_tokens=512)
+    engine.reset_prefix_cache()
+    history, turns, known = random_ids(3, 21), [], 0
+    for turn in range(5):
+        before = engine.stats().tokens_reused
+        turns += generate_recorded(engine, [history], **GREEDY)
+        assert engine.stats().tokens_reused - before == known
+        known = len(history) + len(turns[-1][0]) - 1
+        history = history + turns[-1][0] + random_ids(turn, 7)
+    history = random_ids(3, 21)
+    for turn in range(5):
+        assert_same_bits(turns[turn : turn + 1], cold(engine, [history], **GREEDY))
+        history = history + turns[turn][0] + random_ids(turn, 7)
+
+
+def test_a_warm_up_that_ended_at_a_stop_string_changes_nothing(tiny: TinyEngine) -> None:
+    """What a stopped request left in the cache does not change later output (TRAPS 4)."""
+    engine = tiny()
+    prompt = random_ids(5, 30)
+    long: dict[str, Any] = {**GREEDY, "max_tokens": 24}
+    expected = cold(engine, [prompt], **long)
+    engine.reset_prefix_cache()
+    stop_id = expected[0][0][9]
+    stopped = engine.generate(prompt, **{**long, "stop_token_ids": [stop_id]})
+    assert stopped.finish_reason == "stop"
+    assert_same_bits(generate_recorded(engine, [prompt], **long), expected)
+
+
+# -- the real model --------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "Überraschung: 東京は日本の首都です。 " * 8,
+    "Once upon a time there was a small village by the sea. " * 14,
+]
+REAL: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
+
+
+@dtypes
+def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, request: Any, dtype: str) -> None:
+    """On the real model: whole, in chunks, batched, warm and with a copied block, the same bits (TRAPS 3)."""
+    engine = request.getfixturevalue({"float32": "fp32_engine", "bfloat16": "bf16_engine"}[dtype])
+    expected = cold(engine, TEXTS, **REAL)
+    engine.reset_prefix_cache()
+    assert_same_bits(generate_recorded(engine, TEXTS, **REAL), expected)
+    before = engine.stats().tokens_reused
+    assert_same_bits(generate_recorded(engine, TEXTS, **REAL), expected)
+    assert engine.stats().tokens_reused - before == sum(engine.count_tokens(text) - 1 for text in TEXTS)
+
+    ids = engine.encode(TEXTS[3])
+    cut = [*ids[:77], *engine.encode(" and then")]
+    expected_cut = cold(engine, [cut], **REAL)
+    engine.generate(ids, **REAL)
+    before = engine.stats().tokens_reused
+    assert_same_bits(generate_recorded(engine, [cut], **REAL), expected_cut)
+    assert engine.stats().tokens_reused - before >= 77
+
+    chunked = shared_engines(
+        "smollm2-135m", dtype=dtype, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=8
+    )
+    assert_same_bits(generate_recorded(chunked, TEXTS, **REAL), expected)
+
+
+@dtypes
+def test_real_model_preempted(shared_engines: TinyEngine, request: Any, dtype: str) -> None:
+    """On the real model in a pool that is too small: preempted and resumed, the same bits (TRAPS 18)."""
+    engine = request.getfixturevalue({"float32": "fp32_engine", "bfloat16": "bf16_engine"}[dtype])
+    options = {**REAL, "max_tokens": 10}
+    prompts = [engine.encode(text)[:12] for text in TEXTS]
+    expected = cold(engine, prompts, **options)
+    width = 2 if dtype == "bfloat16" else 1
+    small = shared_engines(
+        "smollm2-135m", dtype=dtype, kv_cache_memory=6 * 8 * 46080 // width, block_size=8, max_num_batched_tokens=64
+    )
+    assert_same_bits(generate_recorded(small, prompts, **options), expected)
+    assert small.stats().preemptions > 0
