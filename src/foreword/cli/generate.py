@@ -16,9 +16,7 @@ def add_parser(commands: Any) -> None:
         description="Complete a text as it stands, or with --chat answer it through the model's chat template.",
     )
     parser.add_argument("prompt", help='the text; "-" reads it from standard input')
-    parser.add_argument(
-        "-n", type=int, default=1, help="completions that share the prompt's KV (default: %(default)s)"
-    )
+    parser.add_argument("-n", type=int, default=1, help="completions that share the prompt's KV (default: %(default)s)")
     parser.add_argument("--chat", action="store_true", help="treat the prompt as a user's message")
     parser.add_argument("--usage", action="store_true", help="print what it cost on standard error")
     add_engine_options(parser)

@@ -18,9 +18,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="default: %(default)s")
-    group.add_argument(
-        "--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: the model's)"
-    )
+    group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: the model's)")
     group.add_argument("--kv-cache-memory", metavar="SIZE", help='e.g. "512MiB" (default: a fifth of free memory)')
 
 
