@@ -63,11 +63,12 @@ def spent(engine: Engine) -> Callable[[], EngineStats]:
 def document() -> str:
     """About 200 tokens that several questions share."""
     return (
-        "The lighthouse at Port Wren was built in 1874 by the engineer Ada Holm. It is 31 metres tall and painted in "
-        "red and white bands. Its lamp burned whale oil until 1911, when the harbour company laid an electric cable "
-        "across the bay. The first keeper was Jonas Pike, who lived in the tower with his wife and four children for "
-        "twenty-two years. During the storm of 1903 he rowed out alone and brought nine sailors of the schooner "
-        "Marigold ashore. The lighthouse was automated in 1968 and the keeper's house became a small museum, which opens "
-        "on Sundays from May to September. Visitors may climb the 142 steps to the gallery, from which the islands of "
-        "the outer bank can be seen on clear days. The light can be seen for eighteen nautical miles."
+        "The lighthouse at Port Wren was built in 1874 by the engineer Ada Holm. It is 31 metres tall and painted "
+        "in red and white bands. Its lamp burned whale oil until 1911, when the harbour company laid an electric "
+        "cable across the bay. The first keeper was Jonas Pike, who lived in the tower with his wife and four "
+        "children for twenty-two years. During the storm of 1903 he rowed out alone and brought nine sailors of "
+        "the schooner Marigold ashore. The lighthouse was automated in 1968 and the keeper's house became a small "
+        "museum, which opens on Sundays from May to September. Visitors may climb the 142 steps to the gallery, "
+        "from which the islands of the outer bank can be seen on clear days. The light can be seen for eighteen "
+        "nautical miles."
     )
