@@ -226,7 +226,7 @@ def test_real_model_preempted(shared_engines: TinyEngine, request: Any, dtype: s
     expected = cold(engine, prompts, **options)
     width = 2 if dtype == "bfloat16" else 1
     small = shared_engines(
-        "smollm2-135m", dtype=dtype, kv_cache_memory=6 * 8 * 46080 // width, block_size=8, max_num_batched_tokens=64
+        "smollm2-135m", dtype=dtype, kv_cache_memory=5 * 8 * 46080 // width, block_size=8, max_num_batched_tokens=64
     )
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
     assert small.stats().preemptions > 0
