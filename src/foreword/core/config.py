@@ -37,6 +37,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model.strip():
             reject("model", self.model, "name a model, a path or a hub repository")
+        if not isinstance(self.device, str) or not self.device:
+            reject("device", self.device, 'give "auto" or a device such as "cpu"')
         if self.dtype not in DTYPES:
             reject("dtype", self.dtype, f"choose one of {', '.join(DTYPES)}")
         for field, low in (("block_size", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 1)):
@@ -48,8 +50,9 @@ class EngineConfig:
                 reject(field, value, f"give an integer of at least {low}")
         if 128 % self.block_size:
             reject("block_size", self.block_size, "give a divisor of 128, the attention tile")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            reject("gpu_memory_utilization", self.gpu_memory_utilization, "give a share in (0, 1]")
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            reject("gpu_memory_utilization", share, "give a share in (0, 1]")
         if self.kv_cache_memory is not None and parse_memory("kv_cache_memory", self.kv_cache_memory) <= 0:
             reject("kv_cache_memory", self.kv_cache_memory, "give a positive number of bytes")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,11 @@ class SamplingParams:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", _items("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping | None):
+            reject("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         self._check()
 
@@ -109,7 +111,15 @@ class SamplingParams:
         for key in changes:
             if key not in known:
                 raise ValueError(f"unknown sampling parameter {key!r}; known are {', '.join(sorted(known))}")
+        if not isinstance(params, SamplingParams | None):
+            reject("params", params, "give SamplingParams")
         return dataclasses.replace(params or cls(), **changes)
+
+
+def _items(field: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, Collection | None) or isinstance(value, bytes):
+        reject(field, value, "give a list")
+    return tuple(value or ())
 
 
 def _integer(field: str, value: Any, low: int, high: int | None = None, *, optional: bool = False) -> None:

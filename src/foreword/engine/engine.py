@@ -267,6 +267,8 @@ class Engine:
         return [self._request(p, SamplingParams.build(q, **sampling)) for p, q in zip(prompts, each, strict=True)]
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        if not isinstance(prompt, (str, list, tuple)):
+            reject("prompt", prompt, "give text or a list of token ids")
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt or not ids:
             raise ValueError("the prompt is empty: give at least one character or token id")
