@@ -1,0 +1,314 @@
+"""Errors put into the machinery: the requests concerned fail, all others live, every block comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from foreword import Engine, EngineClosedError, RequestFailedError
+from foreword.text.detokenizer import IncrementalDetokenizer
+from support import assert_idle, assert_same_bits, cold, generate_recorded, random_ids
+
+TinyEngine = Callable[..., Engine]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+POISON = [7, 7, 7]
+
+
+class InjectedError(Exception):
+    """What the tests raise."""
+
+
+@contextmanager
+def replaced(target: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """``target.name`` is ``make(original)`` meanwhile."""
+    original = getattr(target, name)
+    setattr(target, name, make(original))
+    try:
+        yield
+    finally:
+        delattr(target, name)
+
+
+def runner(engine: Engine) -> Any:
+    return engine._parts.core.runner
+
+
+def is_poisoned(sequence: Any) -> bool:
+    return sequence.token_ids[:3] == POISON
+
+
+def failing_at(step: int) -> Callable[[Any], Any]:
+    """A method that raises on its call number ``step``."""
+
+    def make(original: Any) -> Any:
+        calls = iter(range(10**9))
+
+        def method(*args: Any) -> Any:
+            if next(calls) == step:
+                raise InjectedError("injected")
+            return original(*args)
+
+        return method
+
+    return make
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+@pytest.mark.parametrize("part", ["execute", "forward", "logits"])
+def test_a_failed_step_fails_its_requests_only(tiny: TinyEngine, part: str, step: int) -> None:
+    """All requests of the step fail with the cause chained, the waiting ones run, later ones give the same bits."""
+    engine = tiny(max_num_seqs=2)
+    prompts = [random_ids(seed, 20) for seed in range(5)]
+    expected = cold(engine, prompts, **GREEDY)
+    engine.reset_prefix_cache()
+    target = runner(engine) if part == "execute" else runner(engine).model
+    with replaced(target, part, failing_at(step)):
+        outputs = engine.generate(prompts, **GREEDY)
+    assert [output.finish_reason for output in outputs] == ["error"] * 2 + ["length"] * 3
+    for output in outputs[:2]:
+        assert isinstance(output.error, RequestFailedError)
+        assert isinstance(output.error.__cause__, InjectedError)
+        assert output.request_id in str(output.error)
+    assert [output.token_ids for output in outputs[2:]] == [ids for ids, _ in expected[2:]]
+    assert_idle(engine)
+    assert_same_bits(generate_recorded(engine, prompts, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 40])
+def test_a_failed_step_leaves_no_unwritten_kv(new_tiny: TinyEngine, length: int) -> None:
+    """A completion that ended while its copy was still to be made, then a failed step: no later hit on the copy."""
+    engine = new_tiny()
+    prompt = random_ids(1, length)
+    expected = cold(engine, [prompt], **GREEDY)
+    first = expected[0][0][0]
+    for stop in (first, None):
+        engine.reset_prefix_cache()
+        runner(engine).pool.data.fill_(torch.nan)
+        sampling = {**GREEDY, "n": 3, "max_tokens": 1 if stop is None else 5, "stop_token_ids": [stop] if stop else []}
+        with replaced(runner(engine), "execute", failing_at(1)):
+            engine.generate([prompt], **sampling)
+            engine.generate([random_ids(2, 5)], **GREEDY)
+        assert_idle(engine)
+        assert_same_bits(generate_recorded(engine, [prompt], **GREEDY), expected)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_completions_that_end_with_their_first_token(tiny: TinyEngine, n: int) -> None:
+    """n completions of one token each: all arrive, the engine lives, no block is held (TRAPS 20)."""
+    engine = tiny()
+    output = engine.generate(random_ids(n, 21), n=n, max_tokens=1, ignore_eos=True)
+    assert [len(completion.token_ids) for completion in output.outputs] == [1] * n
+    assert_idle(engine)
+
+
+def test_a_sampler_error_fails_one_request(tiny: TinyEngine) -> None:
+    """An exception while one request's token is chosen is not its neighbours' trouble."""
+    engine = tiny()
+    prompts = [[*POISON, 1], [1, 2, 3, 4], [5, 6]]
+    expected = [ids for ids, _ in cold(engine, prompts[1:], **GREEDY)]
+
+    def make(original: Any) -> Any:
+        def sample(row: Any, sequence: Any, index: int) -> int:
+            if is_poisoned(sequence) and len(sequence.token_ids) > 6:
+                raise InjectedError("injected")
+            return original(row, sequence, index)
+
+        return sample
+
+    with replaced(runner(engine)._sampler, "sample", make):
+        outputs = engine.generate(prompts, **GREEDY)
+    assert outputs[0].finish_reason == "error"
+    assert isinstance(outputs[0].error.__cause__, InjectedError)
+    assert len(outputs[0].token_ids) == 3, "what was generated before the error is still reported"
+    assert [output.token_ids for output in outputs[1:]] == expected
+    assert_idle(engine)
+
+
+def test_a_detokenizer_error_fails_one_request(tiny: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception while text is made fails that request; the others end as they should."""
+    engine = tiny()
+    calls: list[IncrementalDetokenizer] = []
+    original = IncrementalDetokenizer.append
+
+    def append(self: IncrementalDetokenizer, token_id: int) -> str:
+        calls.append(self)
+        if self is calls[0] and calls.count(self) > 2:
+            raise InjectedError("injected")
+        return original(self, token_id)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", append)
+    outputs = engine.generate([[1, 2, 3], [4, 5, 6]], **GREEDY)
+    assert sorted(output.finish_reason for output in outputs) == ["error", "length"]
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_nan_logits_fail_one_request(tiny: TinyEngine, n: int) -> None:
+    """Logits that are not finite fail their request, naming the position; the neighbours' bits stay (n > 1 too)."""
+    engine = tiny()
+    prompts = [[*POISON, 1], [1, 2, 3, 4]]
+    expected = cold(engine, prompts[1:], n=n, **GREEDY)
+    engine.reset_prefix_cache()
+
+    def make(original: Any) -> Any:
+        def sample(row: Any, sequence: Any, index: int) -> int:
+            return original(row * torch.nan if is_poisoned(sequence) else row, sequence, index)
+
+        return sample
+
+    with replaced(runner(engine)._sampler, "sample", make):
+        outputs = engine.generate(prompts, n=n, **GREEDY)
+        with pytest.raises(RequestFailedError, match="not finite at position 3"):
+            engine.generate(prompts[0], n=n, **GREEDY)
+    assert [c.finish_reason for c in outputs[0].outputs] == ["error"] * n
+    assert [c.token_ids for c in outputs[1].outputs] == [ids for ids, _ in expected]
+    assert_idle(engine)
+
+
+def test_infinite_logits_fail_too(tiny: TinyEngine) -> None:
+    """A row with +inf or with nothing but -inf gives no token."""
+    engine = tiny()
+    for value in (torch.inf, -torch.inf):
+        with (
+            replaced(runner(engine)._sampler, "sample", lambda old, v=value: lambda row, s, i: old(row * 0 + v, s, i)),
+            pytest.raises(RequestFailedError, match="not finite"),
+        ):
+            engine.generate([1, 2], **GREEDY)
+    assert_idle(engine)
+
+
+def test_nan_in_foreign_kv_reaches_nobody(new_tiny: TinyEngine) -> None:
+    """A pool full of NaN, as a failed neighbour would leave it: nobody reads a slot that is not its own."""
+    engine = new_tiny(blocks=64, block_size=4)
+    prompts = [random_ids(seed, 3 + 4 * seed) for seed in range(8)]
+    expected = cold(engine, prompts, **GREEDY)
+    engine.reset_prefix_cache()
+    runner(engine).pool.data.fill_(torch.nan)
+    assert_same_bits(generate_recorded(engine, prompts, **GREEDY), expected)
+    assert_same_bits(generate_recorded(engine, prompts[::-1], **GREEDY), expected[::-1])
+
+
+def test_a_nan_neighbour_in_the_batch_changes_nothing(new_tiny: TinyEngine) -> None:
+    """Hidden states of one request become NaN in the forward pass: it fails, the others keep their bits."""
+    engine = new_tiny()
+    engine._parts.core.runner.model._embedding[250] = torch.nan
+    prompts = [[250, 1, 2], random_ids(0, 30), [3, 250], random_ids(1, 17)]
+    healthy = [[t for t in prompt if t != 250] for prompt in prompts[1::2]]
+    expected = cold(engine, healthy, **GREEDY)
+    engine.reset_prefix_cache()
+    outputs = engine.generate([prompts[0], healthy[0], prompts[2], healthy[1]], **GREEDY)
+    assert [o.finish_reason for o in outputs] == ["error", "length", "error", "length"]
+    assert [o.token_ids for o in outputs[1::2]] == [ids for ids, _ in expected]
+    assert_same_bits(generate_recorded(engine, healthy, **GREEDY), expected)
+    assert_idle(engine)
+
+
+def test_a_consumer_that_raises_loses_its_own_request_only(tiny: TinyEngine) -> None:
+    """A sink that raises, as a closed event loop's does, cancels its request; the neighbours go on."""
+    engine = tiny()
+    expected = engine.generate([1, 2, 3], **GREEDY).token_ids
+    seen: list[Any] = []
+
+    def broken(chunk: Any) -> None:
+        seen.append(chunk)
+        raise InjectedError("injected")
+
+    long = engine._prepare([[9, 8, 7]], None, {**GREEDY, "max_tokens": 500})
+    engine._submit(long, broken, stream=True)
+    assert engine.generate([1, 2, 3], **GREEDY).token_ids == expected
+    assert len(seen) == 1, "a consumer that raised is called no more"
+    assert_idle(engine)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's, for the lost coroutine
+def test_an_event_loop_that_ends_cancels_its_requests(tiny: TinyEngine) -> None:
+    """A loop that is closed with a request under way: the engine notices and frees the blocks."""
+    engine = tiny()
+
+    async def leave() -> None:
+        task = asyncio.ensure_future(engine.agenerate([1, 2], max_tokens=None, ignore_eos=True))
+        await asyncio.sleep(0)
+        assert not task.done()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del task
+    loop.close()
+    gc.collect()
+    engine.generate([5], max_tokens=1)
+    while engine.stats().running:
+        pass
+    assert_idle(engine)
+
+
+def test_the_death_of_the_engine_thread_leaves_nobody_waiting(new_tiny: TinyEngine) -> None:
+    """A bug in the scheduler itself: all callers get an error with the cause, later ones EngineClosedError."""
+    engine = new_tiny(max_num_seqs=2)
+    errors: list[BaseException] = []
+
+    def call(seed: int) -> None:
+        try:
+            engine.generate(random_ids(seed, 4), max_tokens=None, ignore_eos=True)
+        except Exception as error:
+            errors.append(error)
+
+    stream = engine.stream([1], max_tokens=None, ignore_eos=True)
+    next(stream)
+    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(5)]
+    for thread in threads:
+        thread.start()
+
+    def die(*_: Any) -> None:
+        raise InjectedError("injected")
+
+    engine._parts.core.scheduler.schedule = die  # type: ignore[method-assign]
+    with pytest.raises(RequestFailedError) as caught:
+        list(stream)
+    assert isinstance(caught.value.__cause__, InjectedError)
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(errors) == 5
+    assert all(isinstance(error, (RequestFailedError, EngineClosedError)) for error in errors)
+    with pytest.raises(EngineClosedError):
+        engine.generate([1])
+    with pytest.raises(EngineClosedError):
+        engine.stats()
+    engine.close()
+
+
+def test_a_policy_that_raises_does_not_leave_callers_waiting(new_tiny: TinyEngine) -> None:
+    """A user's policy with a bug ends in an error that names it, not in a hang."""
+
+    class Broken:
+        def key(self, _: Any) -> Any:
+            raise InjectedError("a bug in the policy")
+
+    engine = new_tiny(scheduling_policy=Broken)
+    outputs = engine.generate([[1], [2]], max_tokens=1)
+    assert all("a bug in the policy" in str(output.error) for output in outputs)
+
+
+def test_a_forgotten_engine_ends_its_thread(tiny_dir: Any) -> None:
+    """An engine that nobody refers to is collected, and its thread ends."""
+    from support import tiny_options
+
+    engine = Engine(str(tiny_dir), **tiny_options())
+    engine.generate([1], max_tokens=2)
+    list(engine.stream([1], max_tokens=2))
+    thread, gone = engine._loop._thread, weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    thread.join(timeout=30)
+    assert not thread.is_alive()
