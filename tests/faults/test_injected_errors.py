@@ -230,25 +230,32 @@ def test_a_consumer_that_raises_loses_its_own_request_only(tiny: TinyEngine) -> 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's, for the lost coroutine
 def test_an_event_loop_that_ends_cancels_its_requests(tiny: TinyEngine) -> None:
-    """A loop that is closed with a request under way: the engine notices and frees the blocks."""
+    """A loop that is closed with a stream under way: the engine notices and frees the blocks."""
     engine = tiny()
+    before = engine.stats().tokens_generated
+
+    async def consume() -> None:
+        async for _ in engine.astream([1, 2], max_tokens=None, ignore_eos=True):
+            pass
 
     async def leave() -> None:
-        task = asyncio.ensure_future(engine.agenerate([1, 2], max_tokens=None, ignore_eos=True))
+        lost.append(asyncio.ensure_future(consume()))
         await asyncio.sleep(0)
-        assert not task.done()
+        await asyncio.sleep(0)
 
+    lost: list[Any] = []
     loop = asyncio.new_event_loop()
     loop.run_until_complete(leave())
-    for task in asyncio.all_tasks(loop):
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-    del task
+    stats = engine.stats()
+    assert stats.running + stats.waiting == 1
     loop.close()
-    gc.collect()
-    engine.generate([5], max_tokens=1)
-    while engine.stats().running:
+    while (stats := engine.stats()).running + stats.waiting:
         pass
+    assert engine.stats().tokens_generated - before < 1000, "it ran to its end"
     assert_idle(engine)
+    lost[0]._log_destroy_pending = False
+    lost.clear()
+    gc.collect()
 
 
 def test_the_death_of_the_engine_thread_leaves_nobody_waiting(new_tiny: TinyEngine) -> None:
