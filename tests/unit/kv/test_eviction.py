@@ -1,0 +1,149 @@
+"""Which cached blocks go first."""
+
+from __future__ import annotations
+
+import random
+
+from foreword.kv.cache import KVCacheManager, SequenceBlocks
+from foreword.kv.eviction import POLICIES, EvictionQueue, NodeStats, lru, segmented_lru
+from foreword.kv.tree import Node
+
+NS = b"ns"
+
+
+def serve(manager: KVCacheManager, tokens: list[int], *, keep_running: bool = False) -> tuple[int, SequenceBlocks]:
+    """Compute ``tokens`` as a request; gives the tokens that were cached."""
+    match = manager.lookup(NS, tokens, len(tokens) - 1)
+    assert manager.can_allocate(match, len(tokens))
+    held = manager.allocate(NS, match, len(tokens))
+    manager.finish_copies()
+    manager.commit(held, tokens, len(tokens))
+    if not keep_running:
+        manager.release(held, tokens, len(tokens))
+    return match.num_tokens, held
+
+
+def cached(manager: KVCacheManager, tokens: list[int]) -> int:
+    return manager.lookup(NS, tokens, len(tokens)).num_tokens
+
+
+def test_tails_go_before_heads() -> None:
+    """A cached sequence shrinks from its end, one block at a time (TRAPS 16, 30)."""
+    manager = KVCacheManager(10, 2)
+    old = list(range(12))
+    serve(manager, old)
+    for taken in range(1, 7):
+        manager._evict(1)
+        assert cached(manager, old) == 12 - 2 * taken
+    assert manager.evictions == 6
+
+
+def test_only_as_much_goes_as_is_needed() -> None:
+    """Pressure evicts little by little, never the whole cache (TRAPS 30)."""
+    manager = KVCacheManager(20, 2)
+    for start in range(0, 40, 10):
+        serve(manager, list(range(start, start + 10)))
+    assert manager.allocator.num_free == 0
+    serve(manager, [100, 101, 102, 103])
+    assert manager.evictions == 2
+    assert manager.allocator.num_cached == 20
+
+
+def test_leaves_go_before_what_they_hang_on() -> None:
+    """A shared head outlives its branches, although it is older (TRAPS 16)."""
+    manager = KVCacheManager(12, 2)
+    head = [1, 2, 3, 4]
+    serve(manager, head)
+    for branch in range(3):
+        serve(manager, [*head, 10 * branch + 5, 10 * branch + 6])
+    manager._evict(3)
+    assert cached(manager, head) == 4
+    manager._evict(2)
+    assert cached(manager, head) == 0
+
+
+def test_blocks_in_use_never_go() -> None:
+    """What a running sequence uses stays, what merely hangs on it goes."""
+    manager = KVCacheManager(8, 2)
+    serve(manager, list(range(16)))
+    _, held = serve(manager, [0, 1, 2, 3, 50], keep_running=True)
+    assert manager.num_available == 5
+    assert manager.reset() == 5
+    assert cached(manager, list(range(16))) == 4
+    assert cached(manager, [0, 1, 2, 3, 50]) == 4
+    manager.check_integrity()
+    manager.release(held, [0, 1, 2, 3, 50], 5)
+    assert cached(manager, [0, 1, 2, 3, 50]) == 5
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    """Among leaves of one segment the order is that of last use."""
+    manager = KVCacheManager(6, 2, policy=lru)
+    a, b, c = [0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]
+    for tokens in (a, b, c, a, c):
+        serve(manager, tokens)
+    serve(manager, [30, 31, 32, 33])
+    assert [cached(manager, tokens) for tokens in (a, b, c)] == [4, 0, 4]
+
+
+def run_scan(policy_name: str) -> int:
+    """Tokens hit by a system prompt, reused once, that returns between scans of prompts that never do."""
+    manager = KVCacheManager(40, 2, policy=POLICIES[policy_name])
+    system, hits = list(range(20)), 0
+    rng = random.Random(0)
+    serve(manager, [*system, 999])
+    for round_number in range(30):
+        hits += serve(manager, [*system, 1000 + round_number])[0]
+        for _ in range(3):
+            serve(manager, [rng.randint(2000, 10**6) for _ in range(30)])
+    return hits
+
+
+def test_slru_outlives_a_scan() -> None:
+    """What was reused survives a burst of prompts that never return; under plain LRU the burst drives it out."""
+    assert run_scan("slru") == 30 * 20
+    assert run_scan("lru") == 20
+
+
+def test_an_abandoned_favourite_leaves_in_the_end() -> None:
+    """Protection is bounded: after four pool sizes of other traffic a reused prefix goes too."""
+    manager = KVCacheManager(20, 2)
+    favourite = list(range(10))
+    for _ in range(5):
+        serve(manager, favourite)
+    for number in range(50):
+        serve(manager, [1000 + number * 10 + i for i in range(10)])
+    assert cached(manager, favourite) == 0
+
+
+def test_policies_are_pure_and_order_by_use() -> None:
+    """Later is kept longer; a hit lifts an entry above every one without, within the protected time."""
+    fresh, reused = NodeStats(100, 0, 10), NodeStats(100, 3, 10)
+    assert lru(fresh) == lru(reused)
+    assert segmented_lru(fresh) < segmented_lru(NodeStats(101, 0, 10)) < segmented_lru(reused)
+    assert segmented_lru(NodeStats(141, 0, 10)) > segmented_lru(reused)
+
+
+def test_the_queue_moves_entries() -> None:
+    """Pushing again moves an entry, discarding drops it, equals leave in order of arrival; stale ones are purged."""
+    queue: EvictionQueue[str] = EvictionQueue()
+    for name, priority in (("a", 3), ("b", 1), ("c", 1), ("d", 2), ("a", 0)):
+        queue.push(name, priority)
+    queue.discard("d")
+    queue.discard("unknown")
+    assert len(queue) == 3
+    assert [queue.pop(), queue.pop(), queue.pop(), queue.pop()] == ["a", "b", "c", None]
+    for turn in range(10_000):
+        queue.push("x", turn)
+    assert len(queue._heap) < 200, "stale entries pile up"
+    assert queue.pop() == "x"
+
+
+def test_reset_forgets_and_reports() -> None:
+    """After a reset nothing is matched and every block is free."""
+    manager = KVCacheManager(10, 4)
+    serve(manager, list(range(18)))
+    assert manager.reset() == 5
+    assert cached(manager, list(range(18))) == 0
+    assert manager.allocator.num_free == 10
+    assert not any(isinstance(node, Node) for tree in manager._trees.values() for node in tree.nodes())
