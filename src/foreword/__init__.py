@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
     from foreword.core.sampling import SamplingParams
     from foreword.engine.engine import Engine
+    from foreword.engine.handle import EngineHandle
     from foreword.scheduling.policy import Candidate, SchedulingPolicy
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ _HOMES = {
     "Usage": "core.outputs",
     "SamplingParams": "core.sampling",
     "Engine": "engine.engine",
+    "EngineHandle": "engine.handle",
     "Candidate": "scheduling.policy",
     "SchedulingPolicy": "scheduling.policy",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "Engine",
     "EngineClosedError",
     "EngineConfig",
+    "EngineHandle",
     "EngineStats",
     "ForewordError",
     "ModelLoadError",

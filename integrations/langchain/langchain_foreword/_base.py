@@ -11,8 +11,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import Field, PrivateAttr, model_validator
 
-from foreword import EngineConfig, SamplingParams
-from langchain_foreword._engine import EngineHandle
+from foreword import EngineConfig, EngineHandle, SamplingParams
 from langchain_foreword._version import __version__
 
 if TYPE_CHECKING:

@@ -122,7 +122,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
         model, params = self._call(stop, kwargs)
         turns = to_dicts(messages)
         engine = self._handle.get(model)
-        pieces: Any = engine.stream_chat(turns, self._one_stream(params))
+        pieces = engine.stream_chat(turns, self._one_stream(params))
         with contextlib.closing(pieces):  # closing it cancels the request
             for piece in pieces:
                 chunk = chat_chunk(engine, piece)
@@ -142,7 +142,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
         model, params = self._call(stop, kwargs)
         turns = to_dicts(messages)
         engine = await self._handle.aget(model)
-        pieces: Any = engine.astream_chat(turns, self._one_stream(params))
+        pieces = engine.astream_chat(turns, self._one_stream(params))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 chunk = chat_chunk(engine, piece)

@@ -74,7 +74,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         model, params = self._call(stop, kwargs)
         engine = self._handle.get(model)
-        pieces: Any = engine.stream(prompt, self._one_stream(params))
+        pieces = engine.stream(prompt, self._one_stream(params))
         with contextlib.closing(pieces):  # closing it cancels the request
             for piece in pieces:
                 chunk = text_chunk(engine, piece)
@@ -93,7 +93,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         model, params = self._call(stop, kwargs)
         engine = await self._handle.aget(model)
-        pieces: Any = engine.astream(prompt, self._one_stream(params))
+        pieces = engine.astream(prompt, self._one_stream(params))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 chunk = text_chunk(engine, piece)

@@ -65,7 +65,7 @@ def _answer(engine: Engine, messages: list[dict[str, Any]], options: dict[str, A
             if chunk.usage is not None:
                 print(f"\n{_dim(_summary(chunk.usage))}", end="")
     except KeyboardInterrupt:
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
     print()
     return "".join(pieces)
 

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any, TypeVar, overload
 
 from foreword.core.config import EngineConfig
@@ -162,7 +162,9 @@ class Engine:
         outputs = self._run(self._prepare(prompts, params, sampling))
         return outputs if batch else _single(outputs)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> Iterator[OutputChunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
+    ) -> Generator[OutputChunk, None, None]:
         """Complete one prompt and yield the pieces as they come. Closing the iterator cancels the request.
 
         Input errors are raised at once, not at the first piece; the request is submitted with the first ``next``.
@@ -171,7 +173,7 @@ class Engine:
 
     def stream_chat(
         self, messages: list[Message], params: SamplingParams | None = None, *, tools: Tools = None, **sampling: Any
-    ) -> Iterator[OutputChunk]:
+    ) -> Generator[OutputChunk, None, None]:
         """Answer one conversation and yield the pieces as they come; see :meth:`stream`."""
         return self._stream(self._prepare([self._render(messages, tools)], params, sampling)[0])
 
@@ -190,13 +192,13 @@ class Engine:
 
     def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
-    ) -> AsyncIterator[OutputChunk]:
+    ) -> AsyncGenerator[OutputChunk, None]:
         """:meth:`stream` for asyncio. Cancelling the task or closing the iterator cancels the request."""
         return self._astream(self._prepare([prompt], params, sampling)[0])
 
     def astream_chat(
         self, messages: list[Message], params: SamplingParams | None = None, *, tools: Tools = None, **sampling: Any
-    ) -> AsyncIterator[OutputChunk]:
+    ) -> AsyncGenerator[OutputChunk, None]:
         """:meth:`stream_chat` for asyncio."""
         return self._astream(self._prepare([self._render(messages, tools)], params, sampling)[0])
 
@@ -336,7 +338,7 @@ class Engine:
                 self._cancel(requests)
         return [outputs[request.request_id] for request in requests]
 
-    def _stream(self, request: Request) -> Iterator[OutputChunk]:
+    def _stream(self, request: Request) -> Generator[OutputChunk, None, None]:
         channel, done = SyncChannel(), False
         self._submit([request], channel.put, stream=True)
         try:
@@ -348,7 +350,7 @@ class Engine:
             if not done:
                 self._cancel([request])
 
-    async def _astream(self, request: Request) -> AsyncIterator[OutputChunk]:
+    async def _astream(self, request: Request) -> AsyncGenerator[OutputChunk, None]:
         channel, done = AsyncChannel(), False
         self._submit([request], channel.put, stream=True)
         try:

@@ -9,8 +9,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, mod
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
-from foreword import EngineConfig, SamplingParams
-from llama_index.llms.foreword._engine import EngineHandle
+from foreword import EngineConfig, EngineHandle, SamplingParams
 
 if TYPE_CHECKING:
     from foreword import Engine

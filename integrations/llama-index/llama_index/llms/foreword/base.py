@@ -167,7 +167,7 @@ class Foreword(ForewordOptions):
         """Input errors are raised here, before the first response is asked for."""
         params = self._sampling(options)
         engine = self._handle.get(self.model)
-        pieces: Any = engine.stream(prompt, params) if isinstance(prompt, str) else engine.stream_chat(prompt, params)
+        pieces = engine.stream(prompt, params) if isinstance(prompt, str) else engine.stream_chat(prompt, params)
 
         def responses() -> Generator[Response, None, None]:
             text = ""
@@ -184,7 +184,7 @@ class Foreword(ForewordOptions):
     ) -> AsyncGenerator[Response, None]:
         params = self._sampling(options)
         engine = await self._handle.aget(self.model)
-        pieces: Any = engine.astream(prompt, params) if isinstance(prompt, str) else engine.astream_chat(prompt, params)
+        pieces = engine.astream(prompt, params) if isinstance(prompt, str) else engine.astream_chat(prompt, params)
 
         async def responses() -> AsyncGenerator[Response, None]:
             text = ""

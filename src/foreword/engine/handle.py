@@ -1,4 +1,4 @@
-"""The engine behind a model: found on first use, shared with everyone in the process who wants the same one."""
+"""A lazy way to an engine, for adapters: found on first use, shared with everyone who wants the same one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foreword import Engine
+    from foreword.engine.engine import Engine
 
 
 class EngineHandle:
@@ -15,7 +15,7 @@ class EngineHandle:
 
     Args:
         given: an engine of the caller's. It is used as it is, and never closed here.
-        options: engine options; without a given engine, `Engine.shared(model, **options)` is asked for one.
+        options: engine options; without a given engine, ``Engine.shared(model, **options)`` is asked for one.
     """
 
     def __init__(self, given: Engine | None, options: dict[str, Any]) -> None:
@@ -41,11 +41,11 @@ class EngineHandle:
         return None if engine is None or engine.closed else engine
 
     def get(self, model: str) -> Engine:
-        """The engine, loaded if need be. After `close` it is loaded again."""
+        """The engine, loaded if need be. After :meth:`close` it is loaded again."""
         engine = self.loaded(model)
         if engine is not None:
             return engine
-        from foreword import Engine
+        from foreword.engine.engine import Engine
 
         with self._lock:
             engine = self.loaded(model)  # another thread may have been first
@@ -54,7 +54,7 @@ class EngineHandle:
             return engine
 
     async def aget(self, model: str) -> Engine:
-        """As `get`; the event loop keeps running while a model is loaded."""
+        """As :meth:`get`; the event loop keeps running while a model is loaded."""
         engine = self.loaded(model)
         return engine if engine is not None else await asyncio.to_thread(self.get, model)
 
