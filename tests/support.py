@@ -82,7 +82,7 @@ Rows = dict[tuple[str, int], list["Tensor"]]
 @contextmanager
 def recorded(engine: Engine) -> Iterator[Rows]:
     """Record every row of logits that ``engine`` samples from; no position may be sampled twice."""
-    sampler, rows, seen = engine._parts.core.runner._sampler, Rows(), set[tuple[str, int, int]]()
+    sampler, rows, seen = engine._loop.core.runner._sampler, Rows(), set[tuple[str, int, int]]()
     original = sampler.sample
 
     def sample(logits: Tensor, sequence: Any, index: int) -> int:
@@ -137,5 +137,5 @@ def assert_idle(engine: Engine) -> EngineStats:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0), stats
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
-    assert engine._parts.core.scheduler.cache.allocator.num_evictable == stats.blocks_cached
+    assert engine._loop.core.scheduler.cache.allocator.num_evictable == stats.blocks_cached
     return stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_after_evictions_in_scattered_blocks(tiny: TinyEngine, dtype: str) -> No
     for start in range(0, 40, 5):
         group = slice(start, start + 5)
         assert_same_bits(generate_recorded(engine, prompts[group], **options), expected[group])
-    held = engine._parts.core.scheduler.cache
+    held = engine._loop.core.scheduler.cache
     assert engine.stats().evictions > 30
     assert held.allocator.num_cached > 0
     assert_idle(engine)
@@ -230,3 +231,43 @@ def test_real_model_preempted(shared_engines: TinyEngine, request: Any, dtype: s
     )
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
     assert small.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_traffic_is_exact(tiny: TinyEngine, new_tiny: TinyEngine, seed: int) -> None:
+    """Batches that share prefixes at random, with n and sampling, in small pools: every row as if alone and cold."""
+    rng = random.Random(seed)
+    dtype = rng.choice(["float32", "bfloat16"])
+    reference = tiny(dtype=dtype, max_num_batched_tokens=512)
+    block_size = rng.choice([2, 4, 8, 16])
+    engine = new_tiny(
+        dtype=dtype,
+        block_size=block_size,
+        blocks=rng.randint(160, 260) // block_size,
+        max_num_seqs=rng.randint(1, 8),
+        max_num_batched_tokens=rng.choice([9, 33, 120]),
+        enable_chunked_prefill=rng.random() < 0.8,
+        scheduling_policy=rng.choice(["fcfs", "priority", "shortest_prefill_first", "longest_prefix_match"]),
+    )
+    known = [random_ids(seed, 150)]
+    for _ in range(6):
+        prompts = []
+        for _ in range(rng.randint(1, 8)):
+            prompt = rng.choice(known)
+            prompt = prompt[: rng.randint(1, min(len(prompt), 110))] + random_ids(
+                rng.randint(0, 9**9), rng.randint(0, 20)
+            )
+            prompts.append(prompt)
+        options = {
+            "max_tokens": rng.randint(1, 25),
+            "n": rng.choice([1, 1, 2, 3]),
+            "temperature": rng.choice([0.0, 1.0]),
+            "seed": seed,
+            "ignore_eos": rng.random() < 0.5,
+        }
+        found = generate_recorded(engine, prompts, **options)
+        assert_same_bits(found, cold(reference, prompts, **options))
+        assert_idle(engine)
+        known += prompts
+    assert engine.stats().tokens_reused > 0
+    assert engine.stats().evictions > 0

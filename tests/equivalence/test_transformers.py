@@ -84,7 +84,7 @@ def theirs(model_dir: Path) -> Callable[[list[int], int], Tensor]:
 
 @pytest.fixture(scope="module")
 def cases(fp32_engine: Engine, theirs: Callable[[list[int], int], Tensor]) -> dict[str, Case]:
-    tokenizer = fp32_engine._tokenizer
+    tokenizer = fp32_engine._client.tokenizer
     prompts = [tokenizer.encode(p) if isinstance(p, str) else tokenizer.encode_chat(p) for p in PROMPTS.values()]
     results = run(fp32_engine, prompts, STEPS)
     return {

@@ -180,7 +180,19 @@ def test_token_ids_outside_the_vocabulary(tiny: TinyEngine, token: int) -> None:
 
 @pytest.mark.parametrize(
     "messages",
-    [[], None, [{}], [{"role": "user"}], [{"content": "hi"}], ["hi"], "hi", [[]], [{"role": 5, "content": "a"}]],
+    [
+        [],
+        None,
+        [{}],
+        [{"role": "user"}],
+        [{"content": "hi"}],
+        ["hi"],
+        "hi",
+        [[]],
+        [{"role": 5, "content": "a"}],
+        {"role": "user", "content": "a"},
+        5,
+    ],
 )
 def test_bad_messages(tiny: TinyEngine, messages: Any) -> None:
     """An empty or malformed conversation is a ValueError that says what is missing."""

@@ -39,7 +39,7 @@ def replaced(target: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
 
 
 def runner(engine: Engine) -> Any:
-    return engine._parts.core.runner
+    return engine._loop.core.runner
 
 
 def is_poisoned(sequence: Any) -> bool:
@@ -200,7 +200,7 @@ def test_nan_in_foreign_kv_reaches_nobody(new_tiny: TinyEngine) -> None:
 def test_a_nan_neighbour_in_the_batch_changes_nothing(new_tiny: TinyEngine) -> None:
     """Hidden states of one request become NaN in the forward pass: it fails, the others keep their bits."""
     engine = new_tiny()
-    engine._parts.core.runner.model._embedding[250] = torch.nan
+    engine._loop.core.runner.model._embedding[250] = torch.nan
     prompts = [[250, 1, 2], random_ids(0, 30), [3, 250], random_ids(1, 17)]
     healthy = [[t for t in prompt if t != 250] for prompt in prompts[1::2]]
     expected = cold(engine, healthy, **GREEDY)
@@ -222,8 +222,8 @@ def test_a_consumer_that_raises_loses_its_own_request_only(tiny: TinyEngine) -> 
         seen.append(chunk)
         raise InjectedError("injected")
 
-    long = engine._prepare([[9, 8, 7]], None, {**GREEDY, "max_tokens": 500})
-    engine._submit(long, broken, stream=True)
+    long = engine._client.prepare([[9, 8, 7]], None, {**GREEDY, "max_tokens": 500})
+    engine._client.submit(long, broken, stream=True)
     assert engine.generate([1, 2, 3], **GREEDY).token_ids == expected
     assert len(seen) == 1, "a consumer that raised is called no more"
     assert_idle(engine)
@@ -238,7 +238,7 @@ def test_an_event_loop_that_ended_cancels_its_requests(tiny: TinyEngine) -> None
         return AsyncChannel()
 
     lost = asyncio.run(channel())
-    engine._submit(engine._prepare([[1, 2]], None, {**GREEDY, "max_tokens": None}), lost.put, stream=True)
+    engine._client.submit(engine._client.prepare([[1, 2]], None, {**GREEDY, "max_tokens": None}), lost.put, stream=True)
     while (stats := engine.stats()).running + stats.waiting:
         pass
     assert stats.tokens_generated - before == 1
@@ -265,7 +265,7 @@ def test_the_death_of_the_engine_thread_leaves_nobody_waiting(new_tiny: TinyEngi
     def die(*_: Any) -> None:
         raise InjectedError("injected")
 
-    engine._parts.core.scheduler.schedule = die  # type: ignore[method-assign]
+    engine._loop.core.scheduler.schedule = die  # type: ignore[method-assign]
     with pytest.raises(RequestFailedError) as caught:
         list(stream)
     assert isinstance(caught.value.__cause__, InjectedError)
@@ -281,8 +281,8 @@ def test_the_death_of_the_engine_thread_leaves_nobody_waiting(new_tiny: TinyEngi
     engine.close()
 
 
-def test_a_policy_that_raises_does_not_leave_callers_waiting(new_tiny: TinyEngine) -> None:
-    """A user's policy with a bug ends in an error that names it, not in a hang."""
+def test_a_policy_that_raises_ends_nobodys_request(new_tiny: TinyEngine, caplog: Any) -> None:
+    """A user's policy with a bug is logged, and the requests run in order of arrival: nobody's request ends by it."""
 
     class Broken:
         def key(self, _: Any) -> Any:
@@ -290,7 +290,9 @@ def test_a_policy_that_raises_does_not_leave_callers_waiting(new_tiny: TinyEngin
 
     engine = new_tiny(scheduling_policy=Broken)
     outputs = engine.generate([[1], [2]], max_tokens=1)
-    assert all("a bug in the policy" in str(output.error) for output in outputs)
+    assert [output.finish_reason for output in outputs] == ["length", "length"]
+    assert any("a bug in the policy" in str(record.exc_info) for record in caplog.records)
+    assert engine.generate([3], max_tokens=1).finish_reason == "length"
 
 
 def test_a_forgotten_engine_ends_its_thread(tiny_dir: Any) -> None:
@@ -306,3 +308,17 @@ def test_a_forgotten_engine_ends_its_thread(tiny_dir: Any) -> None:
     assert gone() is None
     thread.join(timeout=30)
     assert not thread.is_alive()
+
+
+def test_close_frees_weights_and_pool(tiny_dir: Any) -> None:
+    """After ``close`` nothing keeps the weights and the KV pool, even while somebody holds the engine."""
+    from support import tiny_options
+
+    engine = Engine(str(tiny_dir), **tiny_options())
+    output = engine.generate([1, 2, 3], max_tokens=2)
+    runner = weakref.ref(engine._loop.core.runner)
+    engine.close()
+    gc.collect()
+    assert runner() is None
+    assert engine.closed
+    assert output.token_ids

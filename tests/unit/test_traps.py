@@ -26,7 +26,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": Tru
 @contextmanager
 def saying(engine: Engine, data: bytes) -> Iterator[None]:
     """The engine computes as ever, but every request says ``data``, byte by byte."""
-    sampler = engine._parts.core.runner._sampler
+    sampler = engine._loop.core.runner._sampler
     sampler.sample = lambda _, sequence, __: data[len(sequence.token_ids) - sequence.num_prompt]
     try:
         yield
@@ -270,15 +270,15 @@ def test_pressure_never_empties_the_cache(tiny: TinyEngine) -> None:
 def test_abort_in_every_state_restores_the_baseline(new_tiny: TinyEngine) -> None:
     """Aborted while queued, half prefilled, decoding, preempted, forked or done: all blocks are back (TRAPS 20)."""
     engine = new_tiny(blocks=12, max_num_seqs=4, max_num_batched_tokens=8)
-    core = engine._parts.core
+    core = engine._loop.core
     states: Counter[str] = Counter()
 
     def drive() -> None:
         for steps in range(0, 40, 2):
-            requests = engine._prepare(
-                [random_ids(seed, 30) for seed in range(5)], None, {"n": 2, "max_tokens": 30, "ignore_eos": True}
-            )
-            live = [RequestState(r, engine._tokenizer, lambda _: None, stream=False) for r in requests]
+            options = {"n": 2, "max_tokens": 30, "ignore_eos": True}
+            batch = engine._client.prepare([random_ids(seed, 30) for seed in range(5)], None, options)
+            requests = [engine._client._request(prepared) for prepared in batch]
+            live = [RequestState(r, engine._client.tokenizer, lambda _: None, stream=False) for r in requests]
             core.add(live)
             for _ in range(3 * steps):
                 if core.has_work:

@@ -101,7 +101,7 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
             self._check_given_engine()
             self.model = self.engine.model
         else:
-            _check_engine_options(self.model, self.engine_options)
+            EngineConfig.build(self.model, **self.engine_options)
         self._sampling(None, {})
         self._handle = EngineHandle(self.engine, self.engine_options)
         return self
@@ -221,14 +221,6 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
         configs = self._batch_configs(inputs, config)
         run: Any = Runnable.batch_as_completed  # its overloads want return_exceptions as a literal
         yield from run(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-
-def _check_engine_options(model: str, options: dict[str, Any]) -> None:
-    known = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
-    for name in options:
-        if name not in known:
-            raise ValueError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
-    EngineConfig(model=model, **options)
 
 
 def _identity(options: EngineConfig | dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 from foreword.core.validation import reject
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16")
+
+ATTENTION_TILE = 128
+"""KV positions per tile: attention reduces within tiles at multiples of this, in ascending order, in every path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +52,31 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 reject(field, value, f"give an integer of at least {low}")
-        if 128 % self.block_size:
-            reject("block_size", self.block_size, "give a divisor of 128, the attention tile")
+        if ATTENTION_TILE % self.block_size:
+            reject("block_size", self.block_size, f"give a divisor of {ATTENTION_TILE}, the attention tile")
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             reject("gpu_memory_utilization", share, "give a share in (0, 1]")
-        if self.kv_cache_memory is not None and parse_memory("kv_cache_memory", self.kv_cache_memory) <= 0:
-            reject("kv_cache_memory", self.kv_cache_memory, "give a positive number of bytes")
+        if self.kv_cache_memory is not None:
+            memory = parse_memory("kv_cache_memory", self.kv_cache_memory)
+            if memory <= 0:
+                reject("kv_cache_memory", self.kv_cache_memory, "give a positive number of bytes")
+            object.__setattr__(self, "kv_cache_memory", memory)  # equal sizes make equal configs
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             reject("seed", self.seed, "give an integer")
 
-    @property
-    def kv_cache_bytes(self) -> int | None:
-        """``kv_cache_memory`` in bytes; None when the engine chooses."""
-        return None if self.kv_cache_memory is None else parse_memory("kv_cache_memory", self.kv_cache_memory)
+    @classmethod
+    def build(cls, model: str, **options: Any) -> EngineConfig:
+        """The configuration with these options.
+
+        Raises:
+            ValueError: an option is unknown or out of range; the message names it.
+        """
+        known = sorted({field.name for field in dataclasses.fields(cls)} - {"model"})
+        for option in options:
+            if option not in known:
+                raise ValueError(f"unknown engine option {option!r}; known are {', '.join(known)}")
+        return cls(model=model, **options)
 
 
 def parse_memory(field: str, value: int | str) -> int:

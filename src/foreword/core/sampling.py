@@ -84,6 +84,9 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for field in ("include_stop_str_in_output", "ignore_eos"):
+            if not isinstance(getattr(self, field), bool):
+                reject(field, getattr(self, field), "give True or False")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 reject("stop", text, "give non-empty strings")
@@ -94,11 +97,6 @@ class SamplingParams:
             _number("logit_bias", bias, -100.0, 100.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             reject("min_tokens", self.min_tokens, f"give at most max_tokens={self.max_tokens}")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
 
     @classmethod
     def build(cls, params: SamplingParams | None = None, **changes: Any) -> SamplingParams:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import secrets
-import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any, TypeVar, overload
 
 from foreword.core.config import EngineConfig
-from foreword.core.errors import EngineClosedError, PromptTooLongError
+from foreword.core.errors import EngineClosedError
 from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
-from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
-from foreword.core.validation import reject
 from foreword.engine import registry
-from foreword.engine.loop import AsyncChannel, EngineLoop, SyncChannel
-from foreword.engine.request_state import RequestState, Sink
-from foreword.engine.setup import build
+from foreword.engine.build import build
+from foreword.engine.client import EngineClient, Prepared, Prompt
+from foreword.engine.loop import EngineLoop
 from foreword.scheduling.policy import SchedulingPolicy
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
-Prompt = str | list[int]
 Batch = list[str] | list[list[int]]
 Params = SamplingParams | list[SamplingParams] | None
 T = TypeVar("T")
@@ -45,7 +38,7 @@ class Engine:
         block_size: tokens per KV block, a divisor of 128.
         kv_cache_memory: bytes for the KV cache, or text such as "512MiB". None takes a fifth of the free memory, at
             most what ``max_num_seqs`` sequences of full length fill. Memory is only touched as it is used.
-        gpu_memory_utilization: share of a GPU's memory the engine may use, in (0, 1].
+        gpu_memory_utilization: share of a GPU's memory the engine may use, in (0, 1]; the CPU ignores it.
         max_num_seqs: sequences computed at once; more wait.
         max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None chooses.
         enable_prefix_caching: keep and reuse KV across requests.
@@ -98,32 +91,24 @@ class Engine:
             seed=seed,
         )
         parts = build(self.config)
-        self.max_model_len = parts.max_model_len
-        self.vocab_size = parts.model.vocab_size
-        self._parts = parts
-        self._tokenizer = parts.tokenizer
-        self._numbers = itertools.count()
-        self._seed = secrets.randbits(63) if self.config.seed is None else self.config.seed
+        self.max_model_len = parts.limits.max_model_len
+        self.vocab_size = parts.limits.vocab_size
         self._process = os.getpid()
         self._loop = EngineLoop(parts.core)
+        self._client = EngineClient(self._loop, parts.tokenizer, parts.limits, parts.namespace, seed)
         self._closer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
 
     @classmethod
     def shared(cls, model: str, **options: Any) -> Engine:
         """The one engine of this process for ``model`` and ``options``; each call needs one ``close()``."""
-        return registry.acquire(model, **options)
+        return registry.acquire(EngineConfig.build(model, **options), lambda: cls(model, **options))
 
     # -- generate ----------------------------------------------------------------------------------------------
 
     @overload
     def generate(self, prompt: Prompt, params: SamplingParams | None = ..., **sampling: Any) -> RequestOutput: ...
     @overload
-    def generate(
-        self,
-        prompt: list[str] | list[list[int]],
-        params: SamplingParams | list[SamplingParams] | None = ...,
-        **sampling: Any,
-    ) -> list[RequestOutput]: ...
+    def generate(self, prompt: Batch, params: Params = ..., **sampling: Any) -> list[RequestOutput]: ...
     def generate(self, prompt: Any, params: Any = None, **sampling: Any) -> Any:
         """Complete a prompt (text or token ids), or a list of them as one batch.
 
@@ -140,7 +125,7 @@ class Engine:
             RequestFailedError: the single request failed while it ran. EngineClosedError: the engine is closed.
         """
         requests = self._prepare(_as_batch(prompt), params, sampling)
-        outputs = self._run(requests)
+        outputs = self._client.run(requests)
         return outputs if _is_batch(prompt) else _single(outputs)
 
     @overload
@@ -157,10 +142,8 @@ class Engine:
         Arguments, results and errors are those of :meth:`generate`; ``tools`` are OpenAI-style tool definitions
         rendered by the model's chat template.
         """
-        batch = bool(messages) and isinstance(messages[0], list)
-        prompts = [self._render(m, tools) for m in (messages if batch else [messages])]
-        outputs = self._run(self._prepare(prompts, params, sampling))
-        return outputs if batch else _single(outputs)
+        outputs = self._client.run(self._prepare_chats(messages, params, tools, sampling))
+        return outputs if _is_batch(messages) else _single(outputs)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
@@ -169,48 +152,60 @@ class Engine:
 
         Input errors are raised at once, not at the first piece; the request is submitted with the first ``next``.
         """
-        return self._stream(self._prepare([prompt], params, sampling)[0])
+        return self._client.stream(self._prepare([prompt], params, sampling)[0])
 
     def stream_chat(
         self, messages: list[Message], params: SamplingParams | None = None, *, tools: Tools = None, **sampling: Any
     ) -> Generator[OutputChunk, None, None]:
         """Answer one conversation and yield the pieces as they come; see :meth:`stream`."""
-        return self._stream(self._prepare([self._render(messages, tools)], params, sampling)[0])
+        return self._client.stream(self._prepare([self._render(messages, tools)], params, sampling)[0])
 
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams | None = ..., **sampling: Any
+    ) -> RequestOutput: ...
+    @overload
+    async def agenerate(self, prompt: Batch, params: Params = ..., **sampling: Any) -> list[RequestOutput]: ...
     async def agenerate(self, prompt: Any, params: Any = None, **sampling: Any) -> Any:
         """:meth:`generate` for asyncio. Cancelling the task cancels the requests."""
         requests = self._prepare(_as_batch(prompt), params, sampling)
-        outputs = await self._arun(requests)
+        outputs = await self._client.arun(requests)
         return outputs if _is_batch(prompt) else _single(outputs)
 
+    @overload
+    async def achat(
+        self, messages: list[Message], params: SamplingParams | None = ..., *, tools: Tools = ..., **sampling: Any
+    ) -> RequestOutput: ...
+    @overload
+    async def achat(
+        self, messages: list[list[Message]], params: Params = ..., *, tools: Tools = ..., **sampling: Any
+    ) -> list[RequestOutput]: ...
     async def achat(self, messages: Any, params: Any = None, *, tools: Tools = None, **sampling: Any) -> Any:
         """:meth:`chat` for asyncio. Cancelling the task cancels the requests."""
-        batch = bool(messages) and isinstance(messages[0], list)
-        prompts = [self._render(m, tools) for m in (messages if batch else [messages])]
-        outputs = await self._arun(self._prepare(prompts, params, sampling))
-        return outputs if batch else _single(outputs)
+        outputs = await self._client.arun(self._prepare_chats(messages, params, tools, sampling))
+        return outputs if _is_batch(messages) else _single(outputs)
 
     def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
     ) -> AsyncGenerator[OutputChunk, None]:
         """:meth:`stream` for asyncio. Cancelling the task or closing the iterator cancels the request."""
-        return self._astream(self._prepare([prompt], params, sampling)[0])
+        return self._client.astream(self._prepare([prompt], params, sampling)[0])
 
     def astream_chat(
         self, messages: list[Message], params: SamplingParams | None = None, *, tools: Tools = None, **sampling: Any
     ) -> AsyncGenerator[OutputChunk, None]:
         """:meth:`stream_chat` for asyncio."""
-        return self._astream(self._prepare([self._render(messages, tools)], params, sampling)[0])
+        return self._client.astream(self._prepare([self._render(messages, tools)], params, sampling)[0])
 
     # -- text --------------------------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a prompt text, with the model's start token where it uses one."""
-        return self._tokenizer.encode(text)
+        return self._client.tokenizer.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
-        return self._tokenizer.decode(ids)
+        return self._client.tokenizer.decode(ids)
 
     def count_tokens(self, prompt: str | list[Message], tools: Tools = None) -> int:
         """Tokens of a text, or of a conversation through the chat template, tools included."""
@@ -225,19 +220,20 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        return not self._closer.alive
+        """Whether it can no longer be used: after ``close()``, and in a forked child, where its thread is missing."""
+        return self._process != os.getpid() or not self._closer.alive
 
     def stats(self) -> EngineStats:
         """A snapshot of queues, blocks and counters."""
-        return self._call(self._parts.core.stats)
+        return self._call(lambda: self._loop.core.stats())
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached KV that no running request uses. Returns the number of blocks freed."""
-        return self._call(self._parts.core.scheduler.cache.reset)
+        return self._call(lambda: self._loop.core.scheduler.cache.reset())
 
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every KV block is accounted for."""
-        self._call(self._parts.core.check_integrity)
+        self._call(lambda: self._loop.core.check_integrity())
 
     def close(self) -> None:
         """Cancel what runs, end the engine thread, free the memory. A shared engine closes with its last user."""
@@ -258,109 +254,15 @@ class Engine:
     # -- the way of a request ----------------------------------------------------------------------------------
 
     def _render(self, messages: list[Message], tools: Tools) -> list[int]:
-        return self._tokenizer.encode_chat(messages, tools)
+        return self._client.tokenizer.encode_chat(messages, tools)
 
-    def _prepare(self, prompts: Sequence[Prompt], params: Any, sampling: dict[str, Any]) -> list[Request]:
-        """Tokenize and check everything before anything is submitted."""
+    def _prepare_chats(self, messages: Any, params: Any, tools: Tools, sampling: dict[str, Any]) -> list[Prepared]:
+        prompts = [self._render(m, tools) for m in (messages if _is_batch(messages) else [messages])]
+        return self._prepare(prompts, params, sampling)
+
+    def _prepare(self, prompts: Sequence[Prompt], params: Any, sampling: dict[str, Any]) -> list[Prepared]:
         self._check_usable()
-        if isinstance(params, (list, tuple)) and len(params) != len(prompts):
-            reject("params", f"{len(params)} items", f"give one, or one for each of the {len(prompts)} prompts")
-        each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
-        return [self._request(p, SamplingParams.build(q, **sampling)) for p, q in zip(prompts, each, strict=True)]
-
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        if not isinstance(prompt, (str, list, tuple)):
-            reject("prompt", prompt, "give text or a list of token ids")
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not prompt or not ids:
-            raise ValueError("the prompt is empty: give at least one character or token id")
-        for token in ids if not isinstance(prompt, str) else ():
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                reject("prompt", token, f"token ids are integers from 0 to {self.vocab_size - 1}")
-        for token in (*params.logit_bias, *params.stop_token_ids):
-            if token >= self.vocab_size:
-                reject("logit_bias or stop_token_ids", token, f"the vocabulary has {self.vocab_size} tokens")
-        # the last generated token is never fed forward and needs no KV
-        room = min(self.max_model_len, self._parts.max_tokens_in_pool + 1) - len(ids)
-        if room < 1:
-            raise PromptTooLongError(self._too_long(len(ids)))
-        number = next(self._numbers)
-        return Request(
-            request_id=f"req-{number}",
-            number=number,
-            prompt_token_ids=ids,
-            params=params,
-            namespace=self._parts.namespace,
-            arrival_s=time.monotonic(),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            seed=params.seed if params.seed is not None else hash((self._seed, number)),
-        )
-
-    def _too_long(self, length: int) -> str:
-        if length >= self.max_model_len:
-            return (
-                f"the prompt has {length} tokens, but max_model_len={self.max_model_len} leaves room for "
-                f"{self.max_model_len - 1} and one generated token; shorten it or split it"
-            )
-        return (
-            f"the prompt has {length} tokens, but the KV cache holds {self._parts.max_tokens_in_pool}; "
-            "shorten it or give a larger kv_cache_memory"
-        )
-
-    def _submit(self, requests: list[Request], put: Sink, *, stream: bool) -> None:
-        """Queue the requests together, so that the scheduler sees the batch as a whole."""
-        states = [RequestState(request, self._tokenizer, put, stream=stream) for request in requests]
-        self._loop.post(lambda: self._parts.core.add(states))
-
-    def _cancel(self, requests: list[Request]) -> None:
-        with contextlib.suppress(EngineClosedError):  # closing has cancelled them
-            self._loop.post(lambda: self._parts.core.cancel([request.request_id for request in requests]))
-
-    def _run(self, requests: list[Request]) -> list[RequestOutput]:
-        channel, outputs = SyncChannel(), dict[str, RequestOutput]()
-        self._submit(requests, channel.put, stream=False)
-        try:
-            while len(outputs) < len(requests):
-                _collect(channel.get(), outputs)
-        finally:
-            if len(outputs) < len(requests):
-                self._cancel(requests)
-        return [outputs[request.request_id] for request in requests]
-
-    async def _arun(self, requests: list[Request]) -> list[RequestOutput]:
-        channel, outputs = AsyncChannel(), dict[str, RequestOutput]()
-        self._submit(requests, channel.put, stream=False)
-        try:
-            while len(outputs) < len(requests):
-                _collect(await channel.get(), outputs)
-        finally:
-            if len(outputs) < len(requests):
-                self._cancel(requests)
-        return [outputs[request.request_id] for request in requests]
-
-    def _stream(self, request: Request) -> Generator[OutputChunk, None, None]:
-        channel, done = SyncChannel(), False
-        self._submit([request], channel.put, stream=True)
-        try:
-            while not done:
-                chunk = channel.get()
-                done = chunk.output is not None
-                yield _raise_error(chunk)
-        finally:
-            if not done:
-                self._cancel([request])
-
-    async def _astream(self, request: Request) -> AsyncGenerator[OutputChunk, None]:
-        channel, done = AsyncChannel(), False
-        self._submit([request], channel.put, stream=True)
-        try:
-            while not done:
-                chunk = await channel.get()
-                done = chunk.output is not None
-                yield _raise_error(chunk)
-        finally:
-            if not done:
-                self._cancel([request])
+        return self._client.prepare(prompts, params, sampling)
 
     def _call(self, action: Callable[[], T]) -> T:
         self._check_usable()
@@ -388,14 +290,3 @@ def _single(outputs: list[RequestOutput]) -> RequestOutput:
     if outputs[0].error is not None:
         raise outputs[0].error
     return outputs[0]
-
-
-def _collect(chunk: OutputChunk, outputs: dict[str, RequestOutput]) -> None:
-    if chunk.output is not None:
-        outputs[chunk.request_id] = chunk.output
-
-
-def _raise_error(chunk: OutputChunk) -> OutputChunk:
-    if chunk.output is not None and chunk.output.error is not None:
-        raise chunk.output.error
-    return chunk

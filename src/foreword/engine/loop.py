@@ -24,7 +24,7 @@ class EngineLoop:
     """Owns the engine thread. Everything that touches the core is a callable run there, between two steps."""
 
     def __init__(self, core: EngineCore) -> None:
-        self._core = core
+        self._core: EngineCore | None = core
         self._inbox: deque[Callable[[], Any]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -32,6 +32,13 @@ class EngineLoop:
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def core(self) -> EngineCore:
+        """The core. Use it on the engine thread only, that is in what is posted or called."""
+        if self._core is None:
+            raise EngineClosedError("the engine is closed; create a new Engine")
+        return self._core
 
     def post(self, action: Callable[[], Any]) -> None:
         """Have ``action`` run on the engine thread before the next step.
@@ -73,8 +80,8 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._take_actions():
-                if self._core.has_work:
-                    self._core.step()
+                if self.core.has_work:
+                    self.core.step()
         except BaseException as error:  # a bug of ours: nobody may be left waiting
             logger.exception("the engine thread failed")
             self._failure = error
@@ -84,7 +91,7 @@ class EngineLoop:
     def _take_actions(self) -> bool:
         """Wait for something to do and run what was posted. False once the engine is closing."""
         with self._wake:
-            while not (self._inbox or self._closing or self._core.has_work):
+            while not (self._inbox or self._closing or self.core.has_work):
                 self._wake.wait()
             actions = list(self._inbox)
             self._inbox.clear()
@@ -101,9 +108,10 @@ class EngineLoop:
         for action in actions:
             action()
         if self._failure is not None:
-            self._core.abandon(self._failure)
+            self.core.abandon(self._failure)
         else:
-            self._core.cancel_all()
+            self.core.cancel_all()
+        self._core = None  # weights and KV pool go with it, whoever still holds the engine
 
 
 class SyncChannel:

@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from foreword.core.config import EngineConfig
+from foreword.core.validation import reject
 
 if TYPE_CHECKING:
     from foreword.engine.engine import Engine
 
+
+class _Entry:
+    """An engine and how many users it has. Its lock is held while the engine is made, so that others need not wait."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.engine: Engine | None = None
+        self.users = 0
+
+
 _lock = threading.Lock()
-_engines: dict[EngineConfig, tuple[Engine, int]] = {}  # the engine and how many users it has
+_entries: dict[EngineConfig, _Entry] = {}
 
 
-def acquire(model: str, **options: Any) -> Engine:
-    """The process's engine for ``model`` and ``options``, created on first use. Pair with :func:`release`."""
-    from foreword.engine.engine import Engine
-
-    known = [field.name for field in dataclasses.fields(EngineConfig)]
-    for option in options:
-        if option not in known:
-            raise ValueError(f"unknown engine option {option!r}; known are {', '.join(known)}")
-    key = EngineConfig(model=model, **options)
+def acquire(config: EngineConfig, create: Callable[[], Engine]) -> Engine:
+    """The process's engine for ``config``, created on first use. Pair with :func:`release`."""
+    try:
+        hash(config)
+    except TypeError:
+        reject("scheduling_policy", config.scheduling_policy, "give something hashable to share an engine by it")
     with _lock:
-        engine, users = _engines.get(key, (None, 0))
-        if engine is None or engine.closed:
-            engine, users = Engine(model, **options), 0
-        engine.shared_as = key
-        _engines[key] = (engine, users + 1)
-        return engine
+        entry = _entries.setdefault(config, _Entry())
+    with entry.lock:
+        if entry.engine is None or entry.engine.closed:
+            entry.engine, entry.users = create(), 0
+            entry.engine.shared_as = config
+        entry.users += 1
+        return entry.engine
 
 
-def release(key: EngineConfig, engine: Engine) -> bool:
+def release(config: EngineConfig, engine: Engine) -> bool:
     """One user fewer; True if it was the last and the engine must be closed."""
     with _lock:
-        current, users = _engines.get(key, (None, 0))
-        if current is not engine:
+        entry = _entries.setdefault(config, _Entry())
+    with entry.lock:
+        if entry.engine is not engine:
             return True
-        if users > 1:
-            _engines[key] = (engine, users - 1)
+        entry.users -= 1
+        if entry.users > 0:
             return False
-        del _engines[key]
+        entry.engine = None
         return True
+
+
+def _start_over() -> None:
+    """A forked child has neither the engines' threads nor whoever held a lock."""
+    global _lock
+    _lock = threading.Lock()
+    _entries.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -41,10 +42,19 @@ class BlockAllocator:
         blocks: list[int] = []
         if after is not None:
             self._take(after + 1, self._free_length(after + 1, count), blocks)
-        while len(blocks) < count:
-            start, length = self._find_run(count - len(blocks), room)
-            self._take(start, length, blocks)
-            self._cursor = start + length + room
+        missing = count - len(blocks)
+        if not missing:
+            return blocks
+        start = self._find_run(missing, room)
+        if start is not None:
+            self._take(start, missing, blocks)
+            self._cursor = start + missing + room
+            return blocks
+        runs = [match.span() for match in re.finditer(rb"\x01+", self._free)]  # fragmented: the longest runs first
+        for start, end in sorted(runs, key=lambda run: run[0] - run[1]):
+            self._take(start, min(end - start, count - len(blocks)), blocks)
+            if len(blocks) == count:
+                break
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -103,12 +113,11 @@ class BlockAllocator:
         end = self._free.find(b"\x00", start, start + limit)
         return (min(start + limit, self.num_blocks) if end < 0 else end) - start
 
-    def _find_run(self, count: int, room: int) -> tuple[int, int]:
-        """(start, length) of a free run: ``count`` with ``room``, else ``count``, else a shorter one."""
+    def _find_run(self, count: int, room: int) -> int | None:
+        """Where ``count`` free blocks lie side by side, with ``room`` behind them if possible."""
         for size in (count + room, count):
-            for start in (self._cursor, 0):
-                found = self._free.find(b"\x01" * size, start)
-                if found >= 0:
-                    return found, count
-        longest = max(bytes(self._free).split(b"\x00"), key=len)
-        return self._free.find(longest), len(longest)
+            for begin in (self._cursor, 0):
+                start = self._free.find(b"\x01" * size, begin)
+                if start >= 0:
+                    return start
+        return None

@@ -107,7 +107,9 @@ class KVCacheManager:
         Matched whole blocks are shared. A match that ends inside a block is copied into the sequence's own block
         (copy-on-write), see ``take_copies``.
         """
-        self._touch(match.tail_node or match.node)
+        committed = len(match.blocks) * self.block_size
+        node = self._tree(namespace).cut(match.node, committed)  # what is not reused keeps statistics of its own
+        self._touch(node)
         self.allocator.share(match.blocks)
         if match.tail_block is not None:
             self.allocator.share([match.tail_block])  # until the copy is done
@@ -117,10 +119,8 @@ class KVCacheManager:
             room=self.blocks_for(room),
         )
         if match.tail_block is not None:
-            copied = match.num_tokens - len(match.blocks) * self.block_size
-            self._copies.append(BlockCopy(match.tail_block, fresh[0], copied))
-        committed = len(match.blocks) * self.block_size
-        return SequenceBlocks(namespace, match.blocks + fresh, match.num_tokens, match.node, committed)
+            self._copies.append(BlockCopy(match.tail_block, fresh[0], match.num_tokens - committed))
+        return SequenceBlocks(namespace, match.blocks + fresh, match.num_tokens, node, committed)
 
     def can_grow(self, held: SequenceBlocks, num_tokens: int) -> bool:
         """Whether ``grow`` would find room."""

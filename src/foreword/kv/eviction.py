@@ -12,7 +12,8 @@ class NodeStats(NamedTuple):
     """What a policy sees of a tree node.
 
     Attributes:
-        last_access: the cache's clock when the node was last inserted into or reused. The clock counts blocks.
+        last_access: the cache's clock when the node was last inserted into or reused. The clock counts
+            blocks inserted and allocations.
         hits: how often a request reused it.
         capacity: blocks of the whole pool.
     """
@@ -38,8 +39,6 @@ def segmented_lru(stats: NodeStats) -> float:
     """
     return stats.last_access + (4 * stats.capacity if stats.hits else 0)
 
-
-POLICIES: dict[str, EvictionPolicy] = {"lru": lru, "slru": segmented_lru}
 
 T = TypeVar("T")
 

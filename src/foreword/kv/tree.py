@@ -55,18 +55,16 @@ class PrefixMatch(NamedTuple):
         blocks: the blocks whose tokens all match, in order.
         tail_block: the block in which the match ends, if it ends inside one.
         node: the node that holds the last of ``blocks`` (the root if there is none).
-        tail_node: the node that holds ``tail_block``.
     """
 
     num_tokens: int
     blocks: list[int]
     tail_block: int | None
     node: Node
-    tail_node: Node | None
 
     def whole_blocks(self, block_size: int) -> PrefixMatch:
         """The match without the block it ends in."""
-        return PrefixMatch(len(self.blocks) * block_size, self.blocks, None, self.node, None)
+        return PrefixMatch(len(self.blocks) * block_size, self.blocks, None, self.node)
 
 
 class PrefixTree:
@@ -82,7 +80,7 @@ class PrefixTree:
         while True:
             child, common = self._closest_child(node, tokens, position, limit)
             if child is None:
-                return PrefixMatch(position, blocks, None, node, None)
+                return PrefixMatch(position, blocks, None, node)
             if common == self.block_size:
                 common = common_prefix_length(child.tokens, 0, tokens, position, limit - position)
             whole = common // self.block_size
@@ -90,10 +88,12 @@ class PrefixTree:
             position += common
             if common < len(child.tokens) or common % self.block_size:
                 tail = child.blocks[whole] if common % self.block_size else None
-                return PrefixMatch(
-                    position, blocks, tail, child if whole else node, child if tail is not None else None
-                )
+                return PrefixMatch(position, blocks, tail, child if whole else node)
             node = child
+
+    def cut(self, node: Node, position: int) -> Node:
+        """See to it that a node ends at ``position``, a block border inside ``node`` or its end; returns that node."""
+        return self._split(node, position) if node.start < position < node.end else node
 
     def insert(self, node: Node, tokens: list[int], start: int, blocks: list[int]) -> tuple[Node, list[int]]:
         """Store whole blocks for ``tokens[start : start + len(blocks) * block_size]``.

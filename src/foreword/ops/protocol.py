@@ -17,9 +17,6 @@ Activation = Literal["silu", "gelu_tanh"]
 LinearOp = Callable[["Tensor"], "Tensor"]
 """``[N, in_features] -> [N, out_features]``; the weight is packed inside."""
 
-ATTENTION_TILE = 128
-"""KV positions per tile: attention reduces within tiles at multiples of this, in ascending order, in every path."""
-
 
 class SlotRun(NamedTuple):
     """``length`` token slots of the KV pool that lie side by side from ``start``."""

@@ -44,20 +44,21 @@ class Sampler:
         return _draw(row / params.temperature, params, uniform(sequence.request.seed, index, len(sequence.token_ids)))
 
     def _adjust(self, logits: Tensor, sequence: Sequence, params: SamplingParams) -> Tensor:
-        """Bias, penalties and held-off end tokens, on a copy where there are any. ``[V]``"""
-        generated = sequence.token_ids[sequence.num_prompt :]
+        """Bias, penalties and held-off end tokens, on a copy. ``[V]``"""
+        num_generated = len(sequence.token_ids) - sequence.num_prompt
         row = logits.clone()
         for token, bias in params.logit_bias.items():
             row[token] += bias
         if params.repetition_penalty != 1.0:
-            seen = torch.tensor(sorted(set(sequence.token_ids)), device=row.device)
+            seen = torch.tensor(sequence.token_ids, device=row.device)  # repeats write the same value again
             values = row[seen]
             penalty = params.repetition_penalty
             row[seen] = torch.where(values > 0, values / penalty, values * penalty)
-        if generated and (params.presence_penalty or params.frequency_penalty):
-            ids, counts = torch.tensor(generated, device=row.device).unique(return_counts=True)
+        if num_generated and (params.presence_penalty or params.frequency_penalty):
+            generated = torch.tensor(sequence.token_ids[sequence.num_prompt :], device=row.device)
+            ids, counts = generated.unique(return_counts=True)
             row[ids] -= params.presence_penalty + params.frequency_penalty * counts
-        if len(generated) < params.min_tokens:
+        if num_generated < params.min_tokens:
             ends = set(params.stop_token_ids) if params.ignore_eos else self._eos | set(params.stop_token_ids)
             row[[token for token in ends if token < len(row)]] = -torch.inf
         return row

@@ -17,7 +17,7 @@ class Candidate:
         priority: ``SamplingParams.priority``; smaller is more urgent.
         total_tokens: length of the prompt (after a preemption: with what was generated).
         waited_s: seconds since submission.
-        overtaken: how many later requests were given prefill before it.
+        overtaken: how many later requests were admitted while it got no prefill.
         num_preemptions: how often it lost its blocks.
     """
 

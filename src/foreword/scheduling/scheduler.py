@@ -7,7 +7,7 @@ arrival) gives its blocks up and is recomputed later; as ranks never change, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from foreword.kv.cache import BlockCopy, KVCacheManager
 from foreword.kv.tree import PrefixMatch, common_prefix_length
 from foreword.scheduling.policy import Candidate, SchedulingPolicy
 from foreword.scheduling.sequence import Sequence, Status
+
+logger = logging.getLogger("foreword")
 
 
 class Chunk(NamedTuple):
@@ -192,16 +194,17 @@ class Scheduler:
     def _schedule_prefills(self, budget: int, now_s: float) -> list[Chunk]:
         """Share ``budget`` tokens among prompts, running or waiting, in the policy's order."""
         chunks: list[Chunk] = []
+        admitted: list[Sequence] = []
         seats = self.max_num_seqs - len(self.running)
         admitting = True
-        for sequence in self._in_policy_order(now_s):
+        for sequence in self._in_policy_order(now_s, self.waiting if seats > 0 and budget > 0 else []):
             if budget <= 0:
                 break
             if sequence.status is Status.WAITING:
                 if seats <= 0 or not admitting:
                     continue
                 match = self._lookup(sequence)
-                if self._will_be_cached(sequence, match):
+                if self._will_be_cached(sequence, match, chunks):
                     seats -= 1  # it holds its place and runs when the prefix is there
                     continue
                 if not self._fits_budget(len(sequence.token_ids) - match.num_tokens, budget, first=not chunks):
@@ -209,24 +212,29 @@ class Scheduler:
                 admitting = self._admit(sequence, match, now_s)
                 if not admitting:
                     continue
+                admitted.append(sequence)
                 seats -= 1
             if not self._fits_budget(sequence.remaining, budget, first=not chunks):
                 continue
             length = min(sequence.remaining, budget) if self.chunked_prefill else sequence.remaining
             chunks.append(Chunk(sequence, sequence.num_computed, length))
             budget -= length
-        self._count_overtakes(chunks)
+        self._count_overtakes(admitted, {chunk.sequence for chunk in chunks})
         return chunks
 
     def _fits_budget(self, remaining: int, budget: int, *, first: bool) -> bool:
         """Without chunked prefill a prompt runs whole; one longer than the budget runs when it is the first."""
         return self.chunked_prefill or remaining <= budget or first
 
-    def _in_policy_order(self, now_s: float) -> list[Sequence]:
-        prefills = [s for s in self.running if not s.is_decoding] + self.waiting
+    def _in_policy_order(self, now_s: float, waiting: list[Sequence]) -> list[Sequence]:
+        prefills = [s for s in self.running if not s.is_decoding] + waiting
         if len(prefills) < 2:
             return prefills
-        return sorted(prefills, key=lambda s: self.policy.key(self._candidate(s, now_s)))
+        try:
+            return sorted(prefills, key=lambda s: self.policy.key(self._candidate(s, now_s)))
+        except Exception:  # a user's policy; its fault must not end anybody's request
+            logger.exception("the scheduling policy failed; this step runs in order of arrival")
+            return sorted(prefills, key=lambda s: s.request.number)
 
     def _candidate(self, sequence: Sequence, now_s: float) -> Candidate:
         waiting = sequence.status is Status.WAITING
@@ -244,17 +252,19 @@ class Scheduler:
         limit = len(sequence.token_ids) - 1 if sequence.reads_cache else 0  # one token must be computed
         return self.cache.lookup(sequence.request.namespace, sequence.token_ids, limit)
 
-    def _will_be_cached(self, sequence: Sequence, match: PrefixMatch) -> bool:
-        """Whether a running prompt is computing more of this prefix than is cached, so that waiting saves work."""
+    def _will_be_cached(self, sequence: Sequence, match: PrefixMatch, chunks: list[Chunk]) -> bool:
+        """Whether a prompt served in this step is computing more of this prefix than is cached: waiting saves work.
+
+        Prompts that run but are not served do not count: they come later in the policy's order.
+        """
         if not (self.cache.enabled and sequence.reads_cache):
             return False
         size, limit = self.cache.block_size, len(sequence.token_ids) - 1
-        for other in self.running:
-            if other.is_decoding or other.request.namespace != sequence.request.namespace:
-                continue
-            common = common_prefix_length(other.token_ids, 0, sequence.token_ids, 0, limit)
-            if common // size > max(match.num_tokens, other.num_computed) // size:
-                return True
+        for other, start, _ in chunks:
+            if other.request.namespace == sequence.request.namespace:
+                common = common_prefix_length(other.token_ids, 0, sequence.token_ids, 0, limit)
+                if common // size > max(match.num_tokens, start) // size:
+                    return True
         return False
 
     def _admit(self, sequence: Sequence, match: PrefixMatch, now_s: float) -> bool:
@@ -276,10 +286,11 @@ class Scheduler:
             self.stats.tokens_reused += sequence.cached_tokens
         return True
 
-    def _count_overtakes(self, chunks: Iterable[Chunk]) -> None:
-        """Whoever gets no prefill while later requests do has been overtaken by each of them."""
-        served = {chunk.sequence for chunk in chunks}
-        numbers = [sequence.request.number for sequence in served]
+    def _count_overtakes(self, admitted: list[Sequence], served: set[Sequence]) -> None:
+        """Whoever gets no prefill while later requests are admitted has been overtaken by each of them."""
+        numbers = [sequence.request.number for sequence in admitted]
+        if not numbers:
+            return
         for sequence in self.waiting + self.running:
             if sequence not in served and not sequence.is_decoding:
                 sequence.overtaken += sum(number > sequence.request.number for number in numbers)

@@ -23,7 +23,7 @@ class Sequence:
         token_ids: prompt and generated tokens.
         num_computed: leading tokens whose KV is in ``blocks``.
         num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
-        overtaken: how many later requests were given prefill before it.
+        overtaken: how many later requests were admitted while it got no prefill.
         cached_tokens: prompt tokens that were reused when it was first admitted; None before.
         prompt_logprobs: one entry per prompt token but the first, as far as computed; shared by the completions.
     """

@@ -162,7 +162,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Raises:
         ValueError: as in :func:`fit_messages`.
     """
-    if isinstance(messages, (str, bytes, Mapping)):
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
         raise ValueError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
     if not messages:
         raise ValueError("messages is empty: give at least one message with role and content")

@@ -22,7 +22,7 @@ from foreword.core.config import parse_memory
 def test_memory_in_every_spelling(text: int | str, expected: int) -> None:
     """Bytes as a number or as text with a decimal or binary unit, in any case and spacing."""
     assert parse_memory("kv_cache_memory", text) == expected
-    assert EngineConfig(model="m", kv_cache_memory=text).kv_cache_bytes == expected
+    assert EngineConfig(model="m", kv_cache_memory=text).kv_cache_memory == expected
 
 
 @pytest.mark.parametrize("text", ["", "MB", "1XB", "1 2MB", "-1MB", "1e9", "0x10", None, 1.5, True, b"1MB"])
@@ -47,6 +47,7 @@ def test_equal_options_are_equal_keys() -> None:
     assert a == b
     assert hash(a) == hash(b)
     assert a != EngineConfig(model="m")
+    assert EngineConfig(model="m", kv_cache_memory="1KiB") == EngineConfig(model="m", kv_cache_memory=1024)
 
 
 def test_sampling_params_normalise_and_copy() -> None:

@@ -17,10 +17,11 @@ from support import tiny_options
 @pytest.fixture
 def options(tiny_dir: Path) -> Iterator[dict[str, Any]]:
     yield {"model": str(tiny_dir), **tiny_options(blocks=16)}
-    for engine, _ in list(registry._engines.values()):
-        if engine.model == str(tiny_dir):
-            engine._closer()
-            registry._engines.pop(engine.shared_as, None)
+    for config, entry in list(registry._entries.items()):
+        if config.model == str(tiny_dir):
+            if entry.engine is not None:
+                entry.engine._closer()
+            del registry._entries[config]
 
 
 def test_one_engine_per_model_and_options(options: dict[str, Any], tiny_dir: Path) -> None:
@@ -48,6 +49,25 @@ def test_it_closes_with_its_last_user(options: dict[str, Any]) -> None:
     assert again.generate([1], max_tokens=1).finish_reason, "a late close of the old engine closed the new one"
 
 
+def test_equal_sizes_share(options: dict[str, Any]) -> None:
+    """A size is the same however it is spelled."""
+    size = options.pop("kv_cache_memory")
+    assert Engine.shared(**options, kv_cache_memory=size) is Engine.shared(**options, kv_cache_memory=f"{size}B")
+
+
+def test_a_policy_that_cannot_be_compared_is_named(options: dict[str, Any]) -> None:
+    """The key of the registry must be hashable."""
+
+    class Unhashable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def key(self, candidate: Any) -> Any:
+            return candidate.number
+
+    with pytest.raises(ValueError, match="scheduling_policy"):
+        Engine.shared(**options, scheduling_policy=Unhashable())
+
+
 def test_a_dead_engine_is_replaced(options: dict[str, Any]) -> None:
     """An engine that was closed behind the registry's back is not handed out again."""
     first = Engine.shared(**options)
@@ -73,7 +93,7 @@ def test_a_failed_load_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ModelLoadError):
             Engine.shared(str(tmp_path))
-    assert not any(engine.model == str(tmp_path) for engine, _ in registry._engines.values())
+    assert not any(entry.engine for config, entry in registry._entries.items() if config.model == str(tmp_path))
 
 
 def test_context_managers_share_too(options: dict[str, Any]) -> None:

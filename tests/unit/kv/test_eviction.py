@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from foreword.kv.cache import KVCacheManager, SequenceBlocks
-from foreword.kv.eviction import POLICIES, EvictionQueue, NodeStats, lru, segmented_lru
+from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, lru, segmented_lru
 from foreword.kv.tree import Node
 
 NS = b"ns"
@@ -86,9 +86,9 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert [cached(manager, tokens) for tokens in (a, b, c)] == [4, 0, 4]
 
 
-def run_scan(policy_name: str) -> int:
+def run_scan(policy: EvictionPolicy) -> int:
     """Tokens hit by a system prompt, reused once, that returns between scans of prompts that never do."""
-    manager = KVCacheManager(40, 2, policy=POLICIES[policy_name])
+    manager = KVCacheManager(40, 2, policy=policy)
     system, hits = list(range(20)), 0
     rng = random.Random(0)
     serve(manager, [*system, 999])
@@ -101,8 +101,8 @@ def run_scan(policy_name: str) -> int:
 
 def test_slru_outlives_a_scan() -> None:
     """What was reused survives a burst of prompts that never return; under plain LRU the burst drives it out."""
-    assert run_scan("slru") == 30 * 20
-    assert run_scan("lru") == 20
+    assert run_scan(segmented_lru) == 30 * 20
+    assert run_scan(lru) == 20
 
 
 def test_an_abandoned_favourite_leaves_in_the_end() -> None:

@@ -103,10 +103,10 @@ def test_a_users_own_policy_orders_the_engine(new_tiny: Callable[..., Engine]) -
 
     engine = new_tiny(scheduling_policy=LongestPromptFirst, max_num_seqs=1, max_num_batched_tokens=64)
     ends: list[int] = []
-    requests = engine._prepare([[1] * n for n in (3, 9, 5)], None, {"max_tokens": 1})
-    original = engine._parts.core.scheduler.finish
-    engine._parts.core.scheduler.finish = lambda s: (ends.append(s.num_prompt), original(s))[1]  # type: ignore[method-assign]
-    outputs = engine._run(requests)
+    requests = engine._client.prepare([[1] * n for n in (3, 9, 5)], None, {"max_tokens": 1})
+    original = engine._loop.core.scheduler.finish
+    engine._loop.core.scheduler.finish = lambda s: (ends.append(s.num_prompt), original(s))[1]  # type: ignore[method-assign]
+    outputs = engine._client.run(requests)
     assert len(outputs) == 3
     assert ends == [9, 5, 3]
     assert set(seen) == {0, 1, 2}

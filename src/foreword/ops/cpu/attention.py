@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.cpu.schedule import AttentionPlan, Block, Group, HeadGeometry
-from foreword.ops.protocol import ATTENTION_TILE as TILE
 from foreword.ops.protocol import AttentionSpec, KVLayer
 
 if TYPE_CHECKING:

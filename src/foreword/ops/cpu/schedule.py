@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from foreword.ops.protocol import ATTENTION_TILE as TILE
+from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.protocol import AttentionSequence
 
 if TYPE_CHECKING:

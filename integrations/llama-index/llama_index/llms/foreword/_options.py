@@ -73,7 +73,7 @@ class ForewordOptions(FunctionCallingLLM):
             self._check_given_engine()
             self.model = self.engine.model
         else:
-            _check_engine_options(self.model, self.engine_options)
+            EngineConfig.build(self.model, **self.engine_options)
         self._sampling({})
         self._handle = EngineHandle(self.engine, self.engine_options)
         return self
@@ -115,11 +115,3 @@ class ForewordOptions(FunctionCallingLLM):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()  # an engine cannot be copied; the copies share it
-
-
-def _check_engine_options(model: str, options: dict[str, Any]) -> None:
-    known = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
-    for name in options:
-        if name not in known:
-            raise ValueError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
-    EngineConfig(model=model, **options)

@@ -12,6 +12,7 @@ import torch
 from foreword.core.config import EngineConfig
 from foreword.core.errors import ModelLoadError
 from foreword.core.validation import reject
+from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.namespace import Namespace
@@ -36,18 +37,16 @@ CPU_TOKENS_PER_STEP = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class EngineParts:
     """What an engine is made of."""
 
     core: EngineCore
     tokenizer: Tokenizer
-    model: ModelConfig
-    max_model_len: int
-    max_tokens_in_pool: int
+    limits: Limits
     namespace: bytes
 
 
-def build(config: EngineConfig) -> Parts:
+def build(config: EngineConfig) -> EngineParts:
     """Load the model and put the engine together.
 
     Raises:
@@ -80,12 +79,10 @@ def build(config: EngineConfig) -> Parts:
         source.name, device, str(dtype).removeprefix("torch."), num_blocks, config.block_size,
         pool.data.nbytes / 1e9,
     )  # fmt: skip
-    return Parts(
+    return EngineParts(
         core=EngineCore(scheduler, runner),
         tokenizer=tokenizer,
-        model=model_config,
-        max_model_len=max_model_len,
-        max_tokens_in_pool=num_blocks * config.block_size,
+        limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
         namespace=_namespace(source.directory, geometry).key(),
     )
 
@@ -99,7 +96,8 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def _num_blocks(config: EngineConfig, geometry: KVGeometry, max_model_len: int) -> int:
     block_bytes = geometry.bytes_per_token * config.block_size
-    budget = config.kv_cache_bytes
+    budget = config.kv_cache_memory
+    assert not isinstance(budget, str)  # the configuration has parsed it
     if budget is None:
         most = config.max_num_seqs * max_model_len * geometry.bytes_per_token
         budget = min(int(KV_SHARE_OF_FREE_MEMORY * free_memory()), most)
@@ -112,12 +110,22 @@ def _num_blocks(config: EngineConfig, geometry: KVGeometry, max_model_len: int) 
 
 
 def free_memory() -> int:
-    """Bytes of memory the system can hand out; where it does not say, half of what it has."""
+    """Bytes of memory this process can still get; where the system does not say, half of what it has."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(free, _container_memory(free))
+
+
+def _container_memory(unlimited: int) -> int:
+    """What the container's limit (cgroup v2) leaves; ``unlimited`` without one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return unlimited
 
 
 def _namespace(directory: Path, geometry: KVGeometry) -> Namespace:
