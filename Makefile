@@ -18,6 +18,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p foreword
+	$(BIN)/mypy integrations/langchain/langchain_foreword integrations/llama-index/llama_index/llms/foreword
 
 soak: $(INSTALLED)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/property
@@ -27,7 +28,7 @@ clean:
 
 # torch first and alone: a later requirement it satisfies then pulls no other build of it
 $(INSTALLED): $(PYPROJECTS)
-	@echo "setting up $(VENV); the first time takes a minute or two"
+	@echo "setting up $(VENV); the first time downloads packages and takes a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -e integrations/langchain -e integrations/llama-index

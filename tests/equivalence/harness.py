@@ -90,7 +90,7 @@ class Bench:
             torch.tensor(ids + padding),
             torch.tensor(positions + padding),
             torch.tensor(slots),
-            ops.plan_attention(attention, rows),
+            ops.plan_attention(attention),
         )
         hidden = self.decoder.forward(batch, self.pool.layers)
         logits = self.decoder.logits(hidden[: len(ids)])

@@ -46,13 +46,16 @@ def test_langchain_program(tmp_path: Path) -> None:
 
 def test_llama_index_program(tmp_path: Path) -> None:
     out = run("-c", program("llama_index.llms.foreword"), cwd=tmp_path)
-    assert "16 tokens" in out
+    assert "tea" in out
+    assert "Paris" in out
 
 
 def test_engine_program(tmp_path: Path) -> None:
     out = run("-c", program("from foreword import Engine, SamplingParams"), cwd=tmp_path)
-    reused, prompt = map(int, re.search(r"(\d+) of (\d+) prompt tokens were reused", out).groups())
-    assert 0 < reused < prompt
+    (cold, _), (reused, prompt) = re.findall(r"(\d+) of (\d+) prompt tokens were reused", out)
+    assert "Tokyo" in out
+    assert cold == "0"
+    assert 0 < int(reused) < int(prompt)
 
 
 def test_every_program_is_tested() -> None:
@@ -63,14 +66,13 @@ def test_demo(tmp_path: Path) -> None:
     """The main job: real answers, and a table in which each beginning is computed once."""
     out = run(str(ROOT / "examples" / "demo.py"), cwd=tmp_path)
     assert "November 19, 1863" in out
-    rows = [line for line in out.splitlines() if re.match(r"LangChain Fore|LangChain Chat|LlamaIndex query", line)]
-    counts = [[int(n.replace(",", "")) for n in re.findall(r"(?<= )[\d,]+(?=  )", row)[:3]] for row in rows]
+    rows = [line for line in out.splitlines() if re.match(r"(LangChain|LlamaIndex) \w+: .*\d ms", line)]
+    counts = [[int(n.replace(",", "")) for n in re.findall(r"(?<=  )[\d,]+(?=  )", row)[:3]] for row in rows]
     assert len(rows) == 15
     assert all(prompt == cached + computed for prompt, cached, computed in counts)
-    first_chat, *others = counts[3:13]
-    assert first_chat[1] < 100
-    assert all(computed < 40 for _, _, computed in others)  # the documents were not computed again
-    assert counts[14][2] < 40  # nor for LlamaIndex's second question
+    first_chat, *others = counts[3:]
+    assert first_chat[2] > 1000
+    assert all(computed < 40 for _, _, computed in others)  # nobody computed the documents again, LlamaIndex neither
 
 
 def test_custom_policy(tmp_path: Path) -> None:

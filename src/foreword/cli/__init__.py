@@ -13,7 +13,7 @@ _EPILOG = """\
 examples:
   foreword demo                                  eight questions over one document, and what was reused
   foreword chat --system "You are a pirate."     talk; every turn shows how much of the prompt was cached
-  foreword generate "Once upon a time" -n 3      complete a text three times
+  foreword generate "Once upon a time" -n 3 --max-tokens 40
   echo "Why is the sky blue?" | foreword generate --chat -
   foreword models                                which names work, and where the weights lie
 
@@ -23,14 +23,18 @@ Weights are kept under FOREWORD_HOME, by default the user's cache directory.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, or 1 with a one-line message, or 130 when interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
     try:
         return int(options.run(options) or 0)
-    except (ForewordError, ValueError) as error:
-        print(f"foreword: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:
         return 0
+    except (ForewordError, ValueError, OSError) as error:
+        print(f"foreword: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -46,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"foreword {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (demo, chat, generate, models):
         command.add_parser(commands)
     return parser

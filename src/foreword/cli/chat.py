@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from foreword.cli.options import add_engine_options, add_sampling_options, open_engine, sampling
+from foreword.cli.report import summary
 from foreword.core.errors import PromptTooLongError
-from foreword.core.outputs import Usage
 
 if TYPE_CHECKING:
     from foreword import Engine
@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     add_engine_options(parser)
-    add_sampling_options(parser, temperature=0.7)
+    add_sampling_options(parser, temperature=0.7, default="0.7")
     parser.set_defaults(run=run)
 
 
@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> None:
         while (text := _read_line()) is not None:
             if text == "/reset":
                 messages = list(opening)
+                print("starting over", file=sys.stderr)
                 continue
             messages.append({"role": "user", "content": text})
             answer = _answer(engine, messages, sampling(options))
@@ -63,21 +64,11 @@ def _answer(engine: Engine, messages: list[dict[str, Any]], options: dict[str, A
             pieces.append(chunk.text)
             print(chunk.text, end="", flush=True)
             if chunk.usage is not None:
-                print(f"\n{_dim(_summary(chunk.usage))}", end="")
+                print(f"\n{_dim(summary(chunk.usage))}", end="")
     except KeyboardInterrupt:
         stream.close()
     print()
     return "".join(pieces)
-
-
-def _summary(usage: Usage) -> str:
-    rate, first = usage.tokens_per_second, usage.time_to_first_token_s
-    parts = [f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens reused"]
-    if first is not None:
-        parts.append(f"first token after {first * 1000:.0f} ms")
-    if rate is not None:
-        parts.append(f"{rate:.0f} tokens/s")
-    return "[" + ", ".join(parts) + "]"
 
 
 def _dim(text: str) -> str:

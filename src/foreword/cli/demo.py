@@ -37,6 +37,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     document = options.document.read_text() if options.document else (files(__package__) / "document.txt").read_text()
+    if not document.strip():
+        raise ValueError(f"{options.document} is empty: give a text to ask about")
     questions = options.question or _QUESTIONS
     system = f"Answer in one short sentence, from this document.\n\n{document}"
     chats = [[{"role": "system", "content": system}, {"role": "user", "content": q}] for q in questions]

@@ -21,5 +21,5 @@ def run(_: argparse.Namespace) -> None:
 
     for model in known_models():
         print(f"{model.name:16} {model.description}")
-        print(f"{'':16} {model.location or 'not here yet; fetched on first use'}")
+        print(f"{'':16} {model.location or f'not here yet; {model.size_bytes / 1e6:.0f} MB are fetched on first use'}")
     print(f"\nweights are kept under {home()}")

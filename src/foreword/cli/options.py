@@ -22,11 +22,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-cache-memory", metavar="SIZE", help='e.g. "512MiB" (default: a fifth of free memory)')
 
 
-def add_sampling_options(parser: argparse.ArgumentParser, *, temperature: float) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser, *, temperature: float | None, default: str) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, default=256, help="tokens to generate at most (default: %(default)s)")
     group.add_argument(
-        "--temperature", type=float, default=temperature, help="0 takes the most likely token (default: %(default)s)"
+        "--temperature", type=float, default=temperature, help=f"0 takes the most likely token (default: {default})"
     )
     group.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling, in (0, 1] (default: %(default)s)")
     group.add_argument("--top-k", type=int, default=0, help="keep the k most likely tokens; 0 keeps all")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,11 @@ class SamplingParams:
 
     Args:
         max_tokens: tokens to generate at most; None generates until the context is full.
-        temperature: divides the logits; 0 is greedy.
+        temperature: divides the logits, in [0, 1e6]; 0 is greedy.
         top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
         top_k: keep the k most likely tokens; 0 keeps all.
         min_p: drop tokens less likely than ``min_p`` times the most likely one, in [0, 1].
-        repetition_penalty: > 1 discourages tokens seen in prompt or output (Keskar et al., 2019), > 0.
+        repetition_penalty: > 1 discourages tokens seen in prompt or output (Keskar et al., 2019), in [1e-6, 1e6].
         presence_penalty: subtracted once from the logit of every generated token, in [-2, 2].
         frequency_penalty: subtracted once per occurrence in the output, in [-2, 2].
         stop: strings that end the output; the first to be completed wins and is cut off.
@@ -32,7 +31,7 @@ class SamplingParams:
         logprobs: report the log-probabilities of the chosen and of this many most likely tokens.
         prompt_logprobs: the same for every prompt token but the first. Reads no cached prefix.
         seed: makes the request's random choices reproducible, whatever else runs.
-        n: independent completions of one prompt; they share its KV blocks.
+        n: independent completions of one prompt, at most 128; they share its KV blocks.
         logit_bias: added to the logits of the given token ids, in [-100, 100].
         priority: smaller runs first under the ``priority`` policy and is preempted last.
 
@@ -76,12 +75,12 @@ class SamplingParams:
         _integer("logprobs", self.logprobs, 0, optional=True)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
         _integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
-        _integer("n", self.n, 1)
+        _integer("n", self.n, 1, 128)
         _integer("priority", self.priority, -(2**63))
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, 1e6)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for field in ("include_stop_str_in_output", "ignore_eos"):
@@ -105,6 +104,8 @@ class SamplingParams:
         Raises:
             ValueError: a key is no sampling parameter, or a value is out of range.
         """
+        if params is not None and not isinstance(params, cls):
+            reject("params", params, "give SamplingParams, or single options by name")
         known = {field.name for field in dataclasses.fields(cls)}
         for key in changes:
             if key not in known:
@@ -130,8 +131,8 @@ def _integer(field: str, value: Any, low: int, high: int | None = None, *, optio
 
 
 def _number(field: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        reject(field, value, "give a finite number")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        reject(field, value, "give a number")
     if value < low or value > high or (open_low and value == low):
         bracket = "(" if open_low else "["
         reject(field, value, f"give a number in {bracket}{low:g}, {high:g}]")

@@ -64,7 +64,10 @@ def build(config: EngineConfig) -> EngineParts:
     model = load_model(source.directory, model_config, dtype=dtype, ops=ops, device=device)
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
     num_blocks = _num_blocks(config, geometry, max_model_len)
-    pool = KVPool(geometry, num_blocks, config.block_size, device)
+    try:
+        pool = KVPool(geometry, num_blocks, config.block_size, device)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much memory ({error})")
     cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(
         cache,
@@ -83,7 +86,7 @@ def build(config: EngineConfig) -> EngineParts:
         core=EngineCore(scheduler, runner),
         tokenizer=tokenizer,
         limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
-        namespace=_namespace(source.directory, geometry).key(),
+        namespace=_namespace(source.directory, geometry, config.block_size).key(),
     )
 
 
@@ -128,6 +131,6 @@ def _container_memory(unlimited: int) -> int:
         return unlimited
 
 
-def _namespace(directory: Path, geometry: KVGeometry) -> Namespace:
+def _namespace(directory: Path, geometry: KVGeometry, block_size: int) -> Namespace:
     config = (directory / "config.json").read_text()
-    return Namespace(weights=fingerprint(directory), config=config, layout=str(geometry))
+    return Namespace(weights=fingerprint(directory), config=config, layout=f"{geometry} in blocks of {block_size}")

@@ -68,7 +68,15 @@ class EngineClient:
         if isinstance(params, (list, tuple)) and len(params) != len(prompts):
             reject("params", f"{len(params)} items", f"give one, or one for each of the {len(prompts)} prompts")
         each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
-        return [self._prepare_one(p, SamplingParams.build(q, **sampling)) for p, q in zip(prompts, each, strict=True)]
+        batch = []
+        for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
+            try:
+                batch.append(self._prepare_one(prompt, SamplingParams.build(own, **sampling)))
+            except ValueError as error:
+                if len(prompts) == 1:
+                    raise
+                raise type(error)(f"prompt {index} of {len(prompts)} (from 0): {error}") from error
+        return batch
 
     def _prepare_one(self, prompt: Prompt, params: SamplingParams) -> Prepared:
         ids = self._token_ids(prompt)
@@ -85,10 +93,12 @@ class EngineClient:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, (str, list, tuple)):
             reject("prompt", prompt, "give text or a list of token ids")
+        if isinstance(prompt, (list, tuple)) and any(isinstance(item, dict) for item in prompt):
+            reject("prompt", prompt, "these look like messages: use chat()")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt or not ids:
             raise ValueError("the prompt is empty: give at least one character or token id")
-        for token in ids if not isinstance(prompt, str) else ():
+        for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.limits.vocab_size:
                 reject("prompt", token, f"token ids are integers from 0 to {self.limits.vocab_size - 1}")
         return ids
@@ -128,10 +138,10 @@ class EngineClient:
         )
 
     def cancel(self, requests: list[Request]) -> None:
-        """End the requests; those that are finished are left alone."""
+        """End the requests, whose consumer has left; those that are finished are left alone."""
         ids = [request.request_id for request in requests]
         with contextlib.suppress(EngineClosedError):  # closing has cancelled them
-            self._loop.post(lambda: self._loop.core.cancel(ids))
+            self._loop.post(lambda: self._loop.core.cancel(ids, quietly=True))
 
     # -- wait --------------------------------------------------------------------------------------------------
 
@@ -165,6 +175,7 @@ class EngineClient:
         requests = self.submit([prepared], channel.put, stream=True)
         try:
             while not done:
+                self._loop.check_process()
                 chunk = channel.get()
                 done = chunk.output is not None
                 yield _raise_error(chunk)
@@ -178,6 +189,7 @@ class EngineClient:
         requests = self.submit([prepared], channel.put, stream=True)
         try:
             while not done:
+                self._loop.check_process()
                 chunk = await channel.get()
                 done = chunk.output is not None
                 yield _raise_error(chunk)

@@ -35,12 +35,18 @@ class EngineCore:
             state.completions[0].sequence = sequence = Sequence(state.request)
             self.scheduler.add(sequence)
 
-    def cancel(self, request_ids: list[str]) -> None:
-        """End requests in whatever state they are; their blocks are free at once. Finished ones are ignored."""
+    def cancel(self, request_ids: list[str], *, quietly: bool = False) -> None:
+        """End requests in whatever state they are; their blocks are free at once. Finished ones are ignored.
+
+        ``quietly`` delivers nothing: the consumer has left.
+        """
         for request_id in request_ids:
             state = self._requests.get(request_id)
-            if state is not None:
-                self._end(state, "cancelled")
+            if state is None:
+                continue
+            if quietly:
+                state.detach()
+            self._end(state, "cancelled")
 
     def cancel_all(self) -> None:
         self.cancel(list(self._requests))
@@ -149,7 +155,7 @@ class EngineCore:
             completion.finish_reason, completion.error = reason, error
             if completion.sequence is not None:
                 self.scheduler.finish(completion.sequence)
-            self._deliver(state, completion, "")
+            self._deliver(state, completion, completion.rest())
 
 
 def _failure(state: RequestState, error: BaseException) -> RequestFailedError:

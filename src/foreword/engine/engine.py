@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, overload
 
 from foreword.core.config import EngineConfig
-from foreword.core.errors import EngineClosedError
 from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
@@ -21,7 +20,6 @@ Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 Batch = list[str] | list[list[int]]
 Params = SamplingParams | list[SamplingParams] | None
-T = TypeVar("T")
 
 
 class Engine:
@@ -90,10 +88,12 @@ class Engine:
             scheduling_policy=scheduling_policy,
             seed=seed,
         )
-        parts = build(self.config)
+        # On a thread of its own: OpenMP's workers belong to the thread that used them first, and a child forked from
+        # this one would wait for workers it does not have.
+        with ThreadPoolExecutor(1, "foreword-build") as pool:
+            parts = pool.submit(build, self.config).result()
         self.max_model_len = parts.limits.max_model_len
         self.vocab_size = parts.limits.vocab_size
-        self._process = os.getpid()
         self._loop = EngineLoop(parts.core)
         self._client = EngineClient(self._loop, parts.tokenizer, parts.limits, parts.namespace, seed)
         self._closer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
@@ -117,8 +117,8 @@ class Engine:
             **sampling: single options on top of ``params``, e.g. ``max_tokens=32``.
 
         Returns:
-            The output; for a list, a list in the same order. A failed member has ``finish_reason="error"`` and an
-            ``error``; a single prompt that fails raises it.
+            The output; for a list, a list in the same order. A member that fails while it runs has
+            ``finish_reason="error"`` and an ``error``; a single prompt that fails raises it.
 
         Raises:
             ValueError: an empty prompt or an invalid option. PromptTooLongError: the prompt does not fit.
@@ -220,27 +220,26 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether it can no longer be used: after ``close()``, and in a forked child, where its thread is missing."""
-        return self._process != os.getpid() or not self._closer.alive
+        """Whether it can no longer be used: closed, failed, or in a forked child, where its thread is missing."""
+        return self._loop.closed
 
     def stats(self) -> EngineStats:
         """A snapshot of queues, blocks and counters."""
-        return self._call(lambda: self._loop.core.stats())
+        return self._loop.call(lambda: self._loop.core.stats())
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached KV that no running request uses. Returns the number of blocks freed."""
-        return self._call(lambda: self._loop.core.scheduler.cache.reset())
+        return self._loop.call(lambda: self._loop.core.scheduler.cache.reset())
 
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every KV block is accounted for."""
-        self._call(lambda: self._loop.core.check_integrity())
+        self._loop.call(lambda: self._loop.core.check_integrity())
 
     def close(self) -> None:
         """Cancel what runs, end the engine thread, free the memory. A shared engine closes with its last user."""
         if self.shared_as is not None and not registry.release(self.shared_as, self):
             return
-        if self._process == os.getpid():
-            self._closer()
+        self._closer()
 
     def __enter__(self) -> Engine:
         return self
@@ -261,21 +260,8 @@ class Engine:
         return self._prepare(prompts, params, sampling)
 
     def _prepare(self, prompts: Sequence[Prompt], params: Any, sampling: dict[str, Any]) -> list[Prepared]:
-        self._check_usable()
+        self._loop.check_usable()
         return self._client.prepare(prompts, params, sampling)
-
-    def _call(self, action: Callable[[], T]) -> T:
-        self._check_usable()
-        return self._loop.call(action)
-
-    def _check_usable(self) -> None:
-        if self._process != os.getpid():
-            raise EngineClosedError(
-                f"this engine belongs to process {self._process}; its thread does not exist in this forked child. "
-                "Create the engine in the child, or start children with the 'spawn' method"
-            )
-        if self.closed:
-            raise EngineClosedError("the engine is closed; create a new Engine")
 
 
 def _is_batch(prompt: Any) -> bool:

@@ -36,9 +36,29 @@ class EngineLoop:
     @property
     def core(self) -> EngineCore:
         """The core. Use it on the engine thread only, that is in what is posted or called."""
-        if self._core is None:
-            raise EngineClosedError("the engine is closed; create a new Engine")
+        assert self._core is not None, "used after the engine thread ended"
         return self._core
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be posted any more."""
+        return self._closing or self._process != os.getpid()
+
+    def check_process(self) -> None:
+        """Raises ``EngineClosedError`` in a forked child. Takes no lock: the fork may have left it locked."""
+        if self._process != os.getpid():
+            raise EngineClosedError(
+                f"this engine belongs to process {self._process}; its thread does not exist in this forked child. "
+                "Create the engine in the child, or start children with the 'spawn' method"
+            )
+
+    def check_usable(self) -> None:
+        """Raises ``EngineClosedError`` where :attr:`closed`."""
+        self.check_process()
+        if self._failure is not None:
+            raise EngineClosedError(f"the engine failed ({self._failure!r}); create a new Engine") from self._failure
+        if self._closing:
+            raise EngineClosedError("the engine is closed; create a new Engine")
 
     def post(self, action: Callable[[], Any]) -> None:
         """Have ``action`` run on the engine thread before the next step.
@@ -46,9 +66,9 @@ class EngineLoop:
         Raises:
             EngineClosedError: the engine is closed or its thread has died.
         """
+        self.check_usable()
         with self._wake:
-            if self._closing:
-                raise EngineClosedError("the engine is closed; create a new Engine") from self._failure
+            self.check_usable()
             self._inbox.append(action)
             self._wake.notify()
 
@@ -75,7 +95,18 @@ class EngineLoop:
             self._closing = True
             self._wake.notify()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._join()
+
+    def _join(self) -> None:
+        """Wait for the thread through Ctrl-C too: an interpreter that exits under a running step aborts."""
+        interrupt: KeyboardInterrupt | None = None
+        while self._thread.is_alive():
+            try:
+                self._thread.join()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _run(self) -> None:
         try:
@@ -93,25 +124,26 @@ class EngineLoop:
         with self._wake:
             while not (self._inbox or self._closing or self.core.has_work):
                 self._wake.wait()
-            actions = list(self._inbox)
-            self._inbox.clear()
             closing = self._closing
-        for action in actions:
-            action()
+        self._run_actions()
         return not closing
 
+    def _run_actions(self) -> None:
+        for _ in range(len(self._inbox)):  # what is posted meanwhile has its turn after the next step
+            self._inbox.popleft()()
+
     def _shut_down(self) -> None:
+        """Let nobody wait: run what was posted, end what is live."""
         with self._wake:
             self._closing = True
-            actions = list(self._inbox)
-            self._inbox.clear()
-        for action in actions:
-            action()
-        if self._failure is not None:
-            self.core.abandon(self._failure)
-        else:
-            self.core.cancel_all()
-        self._core = None  # weights and KV pool go with it, whoever still holds the engine
+        try:
+            self._run_actions()
+        finally:
+            if self._failure is not None:
+                self.core.abandon(self._failure)
+            else:
+                self.core.cancel_all()
+            self._core = None  # weights and KV pool go with it, whoever still holds the engine
 
 
 class SyncChannel:

@@ -64,6 +64,10 @@ class Completion:
             text += self._stop.flush()
         return self._show(text)
 
+    def rest(self) -> str:
+        """What was held back for a stop string, when the completion ends for a reason of others."""
+        return self._show(self._stop.flush())
+
     def output(self) -> CompletionOutput:
         assert self.finish_reason is not None
         return CompletionOutput(

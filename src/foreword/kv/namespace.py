@@ -11,9 +11,9 @@ class Namespace:
     """Everything besides the tokens that the content of a KV block depends on.
 
     Attributes:
-        weights: digest of the weights.
-        config: digest of the model's configuration, RoPE parameters included.
-        layout: KV dtype and shape.
+        weights: identifies the weights.
+        config: the model's configuration, RoPE parameters included.
+        layout: shape, dtype and block size of the KV.
         adapter: name and digest of an adapter; "" without one.
         salt: a tenant's salt; "" without one.
     """

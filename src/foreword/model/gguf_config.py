@@ -113,13 +113,9 @@ def _rope_scaling(
     factor = metadata.get(f"{arch}.rope.scaling.factor", 1.0)
     if kind == "none" or ROPE_FACTORS in shapes:
         return None
-    if kind not in ("linear", "yarn"):
-        raise ModelLoadError(f"{where}: the RoPE scaling {kind!r} is not supported; none, linear and yarn are")
-    scaling = {"rope_type": kind, "factor": _shortest(factor)}
-    original = metadata.get(f"{arch}.rope.scaling.original_context_length")
-    if kind == "yarn" and original is not None:
-        scaling["original_max_position_embeddings"] = original
-    return scaling
+    if kind != "linear":
+        raise ModelLoadError(f"{where}: the RoPE scaling {kind!r} is not supported; none and linear are")
+    return {"rope_type": kind, "factor": _shortest(factor)}
 
 
 def _shortest(value: float) -> float:

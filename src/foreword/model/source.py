@@ -79,11 +79,11 @@ def resolve(model: str, *, progress: bool = True) -> ModelSource:
     """
     if model.strip().lower() == embedded.NAME:
         return _resolve_embedded(progress)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
         check_checkpoint(path)
         return ModelSource(path.resolve().name, path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _resolve_gguf(path, progress)
     if _HUB_ID.fullmatch(model):
         return _resolve_hub(model, progress)
@@ -109,7 +109,9 @@ def check_checkpoint(directory: Path) -> None:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map = _load_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelLoadError(f"{index}: weight_map is not a map of names to files")
+        if not weight_map:
             raise ModelLoadError(f"{index} names no files: weight_map is missing or empty")
         files = [directory / name for name in sorted(set(weight_map.values()))]
     else:

@@ -32,7 +32,9 @@ def with_bar(label: str, unit: str, enabled: bool = True) -> Callable[[Iterator[
     def wrap(items: Iterator[Any], total: int) -> Iterator[Any]:
         from tqdm import tqdm
 
-        options = {"delay": DELAY_S, "file": sys.stderr, "leave": False}
-        return iter(tqdm(items, desc=f"foreword: {label}", total=total, unit=unit, disable=not enabled, **options))
+        options = {"delay": DELAY_S, "file": sys.stderr, "leave": False}  # and none without a terminal
+        return iter(
+            tqdm(items, desc=f"foreword: {label}", total=total, unit=unit, disable=None if enabled else True, **options)
+        )
 
     return wrap

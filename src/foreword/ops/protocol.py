@@ -93,7 +93,7 @@ class Ops(Protocol):
     def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
         """Write the first ``len(slots)`` rows of ``key, value [N, num_kv_heads, D]`` into ``slots``."""
 
-    def plan_attention(self, sequences: Sequence[AttentionSequence], num_rows: int) -> Any:
+    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> Any:
         """Everything about the batch's attention that is the same in all layers; made once per step."""
 
     def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:

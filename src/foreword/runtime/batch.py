@@ -36,7 +36,7 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
         token_ids=torch.tensor(token_ids + padding, device=device),
         positions=torch.tensor(positions + padding, device=device),
         slots=torch.tensor(slots, device=device),
-        attention=ops.plan_attention(sequences, num_rows),
+        attention=ops.plan_attention(sequences),
     )
 
 

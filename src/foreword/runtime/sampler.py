@@ -92,8 +92,9 @@ def _draw(row: Tensor, params: SamplingParams, u: float) -> int:
     if not params.top_k and float(probabilities.sum()) < params.top_p:
         values, ids = row.sort(descending=True)
         probabilities = values.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # the most likely token always stays
+    before = probabilities.cumsum(dim=-1) - probabilities
     kept = torch.where(before < params.top_p, probabilities, 0.0)
+    kept[0] = probabilities[0]  # the most likely token always stays
     return int(ids[_pick(_drop_unlikely(kept, params.min_p), u)])
 
 

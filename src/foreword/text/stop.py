@@ -44,11 +44,6 @@ class StopStrings:
         self._held = ""
         self._matched: str | None = None
 
-    @property
-    def matched(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._matched
-
     def append(self, text: str) -> StopResult:
         """Take the next piece of text. After a match nothing more is emitted."""
         if self._matched is not None:

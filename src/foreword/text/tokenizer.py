@@ -86,7 +86,10 @@ class Tokenizer:
         With ``add_special_tokens`` a beginning-of-sequence token comes first if the model wants one, exactly once:
         none is added to text that starts with it already. No end token is ever added: the text is to be continued.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        except TypeError as error:  # the library's words for text that is no Unicode
+            raise ValueError("the text holds half a surrogate pair: give valid Unicode") from error
         if add_special_tokens and self._add_bos and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)  # type: ignore[arg-type]
         return ids
@@ -215,7 +218,10 @@ def _eos_ids(path: Path) -> frozenset[int]:
     ids: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+        given = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) for token in given):
+            raise ModelLoadError(f"{path}: eos_token_id is {value!r} where an integer or a list of them is needed")
+        ids.update(given)
     return frozenset(ids)
 
 
@@ -235,9 +241,14 @@ def _chat_template(path: Path, options: Mapping[str, Any], special: Mapping[str,
         return None
     by_name = {"default": source}
     if isinstance(source, list):  # several named templates
-        by_name = {entry["name"]: entry["template"] for entry in source}
+        try:
+            by_name = {entry["name"]: entry["template"] for entry in source}
+        except (KeyError, TypeError) as error:
+            raise ModelLoadError(f"{file}: chat_template is a list without names and templates") from error
     try:
         default = by_name.get("default") or next(iter(by_name.values()))
+        if not isinstance(default, str):
+            raise ValueError(f"chat_template is a {type(default).__name__} where text is needed")
         return ChatTemplate(default, special, tool_source=by_name.get("tool_use"))
     except ValueError as error:
         raise ModelLoadError(f"{file}: {error}") from error

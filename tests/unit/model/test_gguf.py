@@ -236,11 +236,19 @@ def test_transformers_reads_the_tokenizer_as_we_do() -> None:
 
 
 def test_rope_scaling_by_metadata(tmp_path: Path) -> None:
-    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32768}
+    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
     file = write_gguf(tmp_path / "tiny.gguf", "qwen2", tiny_model("qwen2"), **scaling)
     conversion.convert(file, tmp_path / "out", digest="d")
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert config["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_unsupported_rope_scaling_is_named_before_anything_is_converted(tmp_path: Path) -> None:
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32768}
+    file = write_gguf(tmp_path / "tiny.gguf", "qwen2", tiny_model("qwen2"), **scaling)
+    with pytest.raises(ModelLoadError, match=r"tiny\.gguf.*yarn"):
+        conversion.convert(file, tmp_path / "out", digest="d")
+    assert not (tmp_path / "out").exists()
 
 
 def test_llama3_factors_leave_fast_frequencies_and_stretch_slow_ones() -> None:

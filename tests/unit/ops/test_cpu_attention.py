@@ -59,7 +59,7 @@ class Pages:
             sequences.append(AttentionSequence(start, end - begin, end, tuple(runs)))
             rows.append(self.queries[number][begin:end])
         query = torch.cat([*rows, torch.zeros(padding, KV_HEADS * GROUP, DIM, dtype=rows[0].dtype)])
-        result = self.ops.attention(query, self.layer, self.ops.plan_attention(sequences, len(query)), spec)
+        result = self.ops.attention(query, self.layer, self.ops.plan_attention(sequences), spec)
         assert result.shape == query.shape
         assert result.dtype == query.dtype
         assert torch.isfinite(result).all()

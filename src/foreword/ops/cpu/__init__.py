@@ -57,8 +57,8 @@ class CpuOps:
         layer.key.index_copy_(1, slots, key[:count].transpose(0, 1))
         layer.value.index_copy_(1, slots, value[:count].transpose(0, 1))
 
-    def plan_attention(self, sequences: Sequence[AttentionSequence], num_rows: int) -> AttentionPlan:
-        return AttentionPlan(sequences, num_rows)
+    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> AttentionPlan:
+        return AttentionPlan(sequences)
 
     def attention(self, query: Tensor, layer: KVLayer, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
         return attention.attend(query, layer, plan, spec)

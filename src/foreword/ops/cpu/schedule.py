@@ -127,10 +127,9 @@ class _Item(NamedTuple):
 class AttentionPlan:
     """The attention of one step; see the module's docstring."""
 
-    def __init__(self, sequences: Sequence[AttentionSequence], num_rows: int) -> None:
+    def __init__(self, sequences: Sequence[AttentionSequence]) -> None:
         self.sequences = tuple(sequences)
         self.num_tokens = max((s.query_start + s.query_len for s in self.sequences), default=0)
-        self.num_rows = num_rows
         self._schedules: dict[tuple[HeadGeometry, int | None], list[Group]] = {}
 
     def schedule(self, heads: HeadGeometry, window: int | None) -> list[Group]:

@@ -157,8 +157,10 @@ class Foreword(ForewordOptions):
     async def _arun(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]) -> Response:
         params = self._sampling(options)
         engine = await self._handle.aget(self.model)
-        call = engine.agenerate if isinstance(prompt, str) else engine.achat
-        output = await call(prompt, params)
+        if isinstance(prompt, str):
+            output = await engine.agenerate(prompt, params)
+        else:
+            output = await engine.achat(prompt, params)
         return respond(engine, output.text, output.outputs[0], output)
 
     def _stream(
