@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from foreword import Engine
+from foreword.engine import client
+from foreword.engine.loop import SyncChannel
 from support import assert_idle, random_ids
 
 TinyEngine = Callable[..., Engine]
@@ -120,6 +122,24 @@ def test_a_consumer_that_breaks_off_frees_its_blocks(engine: Engine) -> None:
     assert_idle(engine)
 
 
+def test_an_interrupted_call_frees_its_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a batch is waited for cancels all of it (TRAPS 20)."""
+
+    class Interrupted(SyncChannel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.get = self.interrupt  # type: ignore[assignment]
+
+        def interrupt(self) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "SyncChannel", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(PROMPTS[:3], **ENDLESS)
+    assert_idle(engine)
+
+
 async def test_cancelled_tasks_return_every_block(engine: Engine) -> None:
     """Tasks cancelled at random moments, waiting or running: every block comes back (TRAPS 20)."""
     rng = random.Random(0)
@@ -190,7 +210,7 @@ def test_streams_add_up_to_the_output(engine: Engine) -> None:
 def test_random_clients_leave_the_engine_clean(engine: Engine, serial: list[list[int]]) -> None:
     """Threads that generate, stream, give up, ask for counters and reset the cache, all at once."""
 
-    def client(seed: int) -> None:
+    def act(seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(8):
             number = rng.randrange(100)
@@ -213,7 +233,7 @@ def test_random_clients_leave_the_engine_clean(engine: Engine, serial: list[list
                     assert stats.blocks_free + stats.blocks_held + stats.blocks_cached == stats.blocks_total
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(client, range(16)))
+        list(pool.map(act, range(16)))
     assert_idle(engine)
 
 

@@ -71,6 +71,32 @@ def test_prompt_logprobs_of_n_completions(tiny: TinyEngine) -> None:
         assert len(several.prompt_logprobs or []) == len(prompt)
 
 
+def test_prompt_logprobs_of_a_prompt_preempted_half_way(tiny: TinyEngine) -> None:
+    """A prompt that loses its blocks before all of it was computed reports each position once (TRAPS 2, 18)."""
+    prompt = random_ids(12, 70)
+    options = {**GREEDY, "prompt_logprobs": 1}
+    expected = tiny(max_num_batched_tokens=512).generate(prompt, **options)
+    engine = tiny(blocks=8, max_num_batched_tokens=3)
+    grower = engine.stream(random_ids(13, 30), **{**GREEDY, "max_tokens": 60})
+    next(grower)
+    output = engine.generate(prompt, **options)
+    assert output.usage.num_preemptions > 0
+    assert output.prompt_logprobs == expected.prompt_logprobs
+    assert output.token_ids == expected.token_ids
+    grower.close()
+
+
+def test_a_prompt_counts_once_however_many_completions_wait(tiny: TinyEngine) -> None:
+    """Completions that find no seat and start later are not counted as further prompts (TRAPS 18)."""
+    engine = tiny(max_num_seqs=2)
+    engine.reset_prefix_cache()
+    before = engine.stats()
+    engine.generate(random_ids(14, 40), n=6, **GREEDY)
+    after = engine.stats()
+    assert after.prompt_tokens - before.prompt_tokens == 40
+    assert after.tokens_reused - before.tokens_reused == 0
+
+
 def test_a_stopped_warm_up_leaves_later_output_unchanged(tiny: TinyEngine) -> None:
     """A warm-up that ended inside a stop string was cut in the text, not in the cache (TRAPS 4)."""
     engine = tiny()
