@@ -46,8 +46,8 @@ def test_langchain_program(tmp_path: Path) -> None:
 
 def test_llama_index_program(tmp_path: Path) -> None:
     out = run("-c", program("llama_index.llms.foreword"), cwd=tmp_path)
-    assert "tea" in out
-    assert "Paris" in out
+    assert "330 metres" in out
+    assert "Gustave Eiffel" in out
 
 
 def test_engine_program(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
@@ -322,3 +323,42 @@ def test_close_frees_weights_and_pool(tiny_dir: Any) -> None:
     assert runner() is None
     assert engine.closed
     assert output.token_ids
+
+
+def test_a_consumer_that_leaves_is_no_error(tiny: TinyEngine, caplog: Any) -> None:
+    """Cancelling a task whose event loop ends at once is ordinary: nothing is logged, the blocks are back."""
+    engine = tiny()
+
+    async def leave() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.agenerate([1, 2], **{**GREEDY, "max_tokens": None}), 0.05)
+
+    asyncio.run(leave())
+    assert_idle(engine)
+    assert not caplog.records
+
+
+def test_an_action_that_raises_leaves_nobody_waiting(new_tiny: TinyEngine) -> None:
+    """A bug in one posted action ends the engine; what was posted behind it gets its answer."""
+    engine = new_tiny()
+    hold = threading.Event()
+    engine._loop.post(hold.wait)
+    engine._loop.post(lambda: 1 // 0)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(engine.generate([1], max_tokens=1))
+        except (EngineClosedError, RequestFailedError) as error:
+            answers.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    hold.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(answers) == 3
+    assert engine.closed
+    with pytest.raises(EngineClosedError, match="ZeroDivisionError"):
+        engine.generate([1])
