@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from foreword.kv.cache import KVCacheManager, SequenceBlocks
+from foreword.kv.cache import KVCacheManager, BlockTable
 from foreword.kv.tree import Node, common_prefix_length
 
 Content = tuple[bytes, tuple[int, ...]]
@@ -31,7 +31,7 @@ def reference_common(a: list[int], b: list[int]) -> int:
 class Live:
     namespace: bytes
     tokens: list[int]
-    held: SequenceBlocks
+    held: BlockTable
     computed: int
 
 

@@ -21,7 +21,7 @@ class BlockCopy(NamedTuple):
     num_tokens: int
 
 
-class SequenceBlocks:
+class BlockTable:
     """The blocks of one sequence, position by position; made and changed by the cache manager alone."""
 
     __slots__ = ("namespace", "blocks", "cached_tokens", "node", "committed", "_runs")
@@ -101,7 +101,7 @@ class KVCacheManager:
         fresh = self.blocks_for(num_tokens) - len(match.blocks)
         return fresh <= self.num_available - kept - watermark
 
-    def allocate(self, namespace: bytes, match: PrefixMatch, num_tokens: int, room: int = 0) -> SequenceBlocks:
+    def allocate(self, namespace: bytes, match: PrefixMatch, num_tokens: int, room: int = 0) -> BlockTable:
         """Blocks for a sequence of ``num_tokens`` that starts with ``match``; ``room`` tokens may follow later.
 
         Matched whole blocks are shared. A match that ends inside a block is copied into the sequence's own block
@@ -120,19 +120,19 @@ class KVCacheManager:
         )
         if match.tail_block is not None:
             self._copies.append(BlockCopy(match.tail_block, fresh[0], match.num_tokens - committed))
-        return SequenceBlocks(namespace, match.blocks + fresh, match.num_tokens, node, committed)
+        return BlockTable(namespace, match.blocks + fresh, match.num_tokens, node, committed)
 
-    def can_grow(self, held: SequenceBlocks, num_tokens: int) -> bool:
+    def can_grow(self, held: BlockTable, num_tokens: int) -> bool:
         """Whether ``grow`` would find room."""
         return self.blocks_for(num_tokens) - len(held.blocks) <= self.num_available
 
-    def grow(self, held: SequenceBlocks, num_tokens: int) -> None:
+    def grow(self, held: BlockTable, num_tokens: int) -> None:
         """Add blocks until ``num_tokens`` fit."""
         missing = self.blocks_for(num_tokens) - len(held.blocks)
         if missing > 0:
             held.replace(len(held.blocks), self._take_blocks(missing, after=held.blocks[-1] if held.blocks else None))
 
-    def fork(self, held: SequenceBlocks, num_tokens: int) -> SequenceBlocks | None:
+    def fork(self, held: BlockTable, num_tokens: int) -> BlockTable | None:
         """A second owner of the first ``num_tokens``: whole blocks are shared, a part-filled last one is copied.
 
         None when there is no block for the copy.
@@ -148,7 +148,7 @@ class KVCacheManager:
             self.allocator.share([source])  # until the copy is done
             blocks += self._take_blocks(1, after=None)
             self._copies.append(BlockCopy(source, blocks[-1], rest))
-        return SequenceBlocks(held.namespace, blocks, num_tokens, held.node, held.committed)
+        return BlockTable(held.namespace, blocks, num_tokens, held.node, held.committed)
 
     def take_copies(self) -> list[BlockCopy]:
         """The copies that must be carried out before the next forward pass; see ``finish_copies``."""
@@ -159,7 +159,7 @@ class KVCacheManager:
         self.allocator.release(copy.source for copy in self._copies)
         self._copies.clear()
 
-    def commit(self, held: SequenceBlocks, tokens: list[int], num_computed: int) -> None:
+    def commit(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
         """Keep the blocks that ``tokens[:num_computed]`` fill. Where the tree had the same tokens, its blocks serve."""
         first, last = held.committed // self.block_size, num_computed // self.block_size
         if not self.enabled or last <= first:
@@ -176,7 +176,7 @@ class KVCacheManager:
         held.committed = last * self.block_size
         self._keep(held.namespace, held.node, len(own))
 
-    def release(self, held: SequenceBlocks, tokens: list[int], num_computed: int) -> None:
+    def release(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
         """The sequence is done with its blocks; what it computed is kept, the part-filled last block too."""
         self.commit(held, tokens, num_computed)
         if self.enabled and num_computed > held.committed and not self._copies_into(held):
@@ -188,7 +188,7 @@ class KVCacheManager:
                 self._keep(held.namespace, leaf, 1)
         self.discard(held)
 
-    def discard(self, held: SequenceBlocks) -> None:
+    def discard(self, held: BlockTable) -> None:
         """Let go of the blocks; what was not committed is lost. Copies into them that nobody else awaits are off."""
         for copy in self._copies_into(held):
             if self.allocator.users(copy.target) == 1:
@@ -197,7 +197,7 @@ class KVCacheManager:
         self.allocator.release(held.blocks)
         held.blocks = []
 
-    def _copies_into(self, held: SequenceBlocks) -> list[BlockCopy]:
+    def _copies_into(self, held: BlockTable) -> list[BlockCopy]:
         """Copies still to be carried out: until then the tokens are not there, and should the step fail, never."""
         return [copy for copy in self._copies if copy.target in held.blocks]
 

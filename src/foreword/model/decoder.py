@@ -116,7 +116,7 @@ class Decoder:
         if rotation is not None:
             query_key = self.ops.rotate(query_key, rotation.cos, rotation.sin)
         query, key = query_key.split(heads[:2], dim=1)
-        self.ops.store_kv(key, value, kv, batch.slots)
+        self.ops.store_kv(key, value, kv, batch.slot_mapping)
         attended = self.ops.attention(query, kv, batch.attention, spec)  # [N, H, D]
         result = layer.output(attended.view(hidden.shape[0], -1))
         return result if layer.attention_post_norm is None else self._norm(result, layer.attention_post_norm)

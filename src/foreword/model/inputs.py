@@ -16,11 +16,11 @@ class ForwardBatch:
     Attributes:
         token_ids: ``[N]`` int64.
         positions: ``[N]`` int64, counted from 0 in each sequence.
-        slots: ``[T]`` int64, where each token's KV is written.
+        slot_mapping: ``[T]`` int64, where each token's KV is written.
         attention: the backend's plan (see :meth:`foreword.ops.protocol.Ops.plan_attention`).
     """
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
+    slot_mapping: Tensor
     attention: Any

@@ -12,7 +12,7 @@ from foreword.ops.protocol import AttentionSequence, Ops, SlotCopy, SlotRun
 from foreword.scheduling.scheduler import Chunk
 
 if TYPE_CHECKING:
-    from foreword.kv.cache import BlockCopy, SequenceBlocks
+    from foreword.kv.cache import BlockCopy, BlockTable
 
 
 def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> ForwardBatch:
@@ -35,12 +35,12 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
     return ForwardBatch(
         token_ids=torch.tensor(token_ids + padding, device=device),
         positions=torch.tensor(positions + padding, device=device),
-        slots=torch.tensor(slots, device=device),
+        slot_mapping=torch.tensor(slots, device=device),
         attention=ops.plan_attention(sequences),
     )
 
 
-def slot_runs(held: SequenceBlocks, num_tokens: int, block_size: int) -> tuple[SlotRun, ...]:
+def slot_runs(held: BlockTable, num_tokens: int, block_size: int) -> tuple[SlotRun, ...]:
     """Where the KV of the first ``num_tokens`` lies, as runs of slots."""
     runs, left = [], num_tokens
     for first_block, count in held.runs:

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from foreword.core.outputs import TokenLogprobs
 from foreword.core.request import Request
-from foreword.kv.cache import SequenceBlocks
+from foreword.kv.cache import BlockTable
 
 
 class Status(Enum):
@@ -45,7 +45,7 @@ class Sequence:
         self.cached_tokens: int | None = None
         self.first_scheduled_s: float | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.blocks: SequenceBlocks | None = None
+        self.blocks: BlockTable | None = None
         self.status = Status.WAITING
 
     @property

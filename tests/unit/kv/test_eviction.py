@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from foreword.kv.cache import KVCacheManager, SequenceBlocks
+from foreword.kv.cache import KVCacheManager, BlockTable
 from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, lru, segmented_lru
 from foreword.kv.tree import Node
 
 NS = b"ns"
 
 
-def serve(manager: KVCacheManager, tokens: list[int], *, keep_running: bool = False) -> tuple[int, SequenceBlocks]:
+def serve(manager: KVCacheManager, tokens: list[int], *, keep_running: bool = False) -> tuple[int, BlockTable]:
     """Compute ``tokens`` as a request; gives the tokens that were cached."""
     match = manager.lookup(NS, tokens, len(tokens) - 1)
     assert manager.can_allocate(match, len(tokens))
