@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from foreword.kv.cache import KVCacheManager, BlockTable
+from foreword.kv.cache import BlockTable, KVCacheManager
 from foreword.kv.tree import Node, common_prefix_length
 
 Content = tuple[bytes, tuple[int, ...]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from foreword.kv.cache import KVCacheManager, BlockTable
+from foreword.kv.cache import BlockTable, KVCacheManager
 from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, lru, segmented_lru
 from foreword.kv.tree import Node
 
