@@ -78,7 +78,7 @@ def counted(name, call):
 embedded.installed_file = lambda: None
 embedded._download = counted("download", embedded._download)
 gguf.convert = counted("convert", gguf.convert)
-print("ready")
+print("ready", flush=True)
 sys.stdin.readline()  # both processes start from here
 found = source.resolve("SmolLM2-135M")
 source.check_checkpoint(found.directory)
