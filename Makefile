@@ -21,7 +21,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy integrations/langchain/langchain_foreword integrations/llama-index/llama_index/llms/foreword
 
 soak: $(INSTALLED)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests/property
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -o timeout=0 tests/property
 
 clean:
 	rm -rf $(VENV)
