@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +35,6 @@ def run(model: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.parametrize("make", ["Engine", "Engine.shared"])
 def test_a_child_can_make_its_own_engine(tiny_dir: Path, make: str) -> None:
     """Neither OpenMP's workers nor the registry's engines of the parent are in the child's way."""
@@ -45,7 +43,6 @@ def test_a_child_can_make_its_own_engine(tiny_dir: Path, make: str) -> None:
     assert parent == child
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.parametrize("started", [False, True])
 def test_a_stream_of_the_parent_ends_with_a_clear_error(tiny_dir: Path, started: bool) -> None:
     """A stream carried into a child does not wait for a thread that is not there."""

@@ -1,4 +1,4 @@
-"""Traps of other engines (shared/TRAPS.md) that show only at the whole engine. The others are tested where they live:
+"""Traps of other engines that show only at the whole engine. The others are tested where they live:
 
 1, 3, 4, 12, 18 equivalence/test_exactness.py    5, 15 unit/kv/test_tree.py, property/test_cache_model.py
 6, 7, 9 unit/kv/test_namespace.py    13, 14, 19, 20, 29 property/test_scheduler.py    16, 30 unit/kv/test_eviction.py

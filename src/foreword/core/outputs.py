@@ -34,6 +34,15 @@ class Usage:
     queue_time_s: float | None = None
     num_preemptions: int = 0
 
+    def timing(self) -> dict[str, float | None]:
+        """Seconds and rates by name, for metadata."""
+        return {
+            "time_to_first_token_s": self.time_to_first_token_s,
+            "total_time_s": self.total_time_s,
+            "queue_time_s": self.queue_time_s,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
     @property
     def tokens_per_second(self) -> float | None:
         """Generated tokens per second after the first one; None if there was no second."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from foreword.core.errors import ModelLoadError
 from foreword.text.tokenizer import Tokenizer
 
-# The ids that llama.cpp and the original tokenizer give (shared/CPU.md).
+# The ids that llama.cpp and the original tokenizer give.
 KNOWN_IDS = {
     "a  3": [81, 256, 35],
     "x\n\n1. foo\n2. bar": [104, 1116, 33, 30, 29856, 198, 34, 30, 2753],

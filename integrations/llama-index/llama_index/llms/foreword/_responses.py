@@ -28,12 +28,7 @@ def raw(engine: Engine, output: RequestOutput) -> dict[str, Any]:
         },
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "timing": {
-            "time_to_first_token_s": usage.time_to_first_token_s,
-            "total_time_s": usage.total_time_s,
-            "queue_time_s": usage.queue_time_s,
-            "tokens_per_second": usage.tokens_per_second,
-        },
+        "timing": usage.timing(),
         "prefix_cache": {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens},
     }
     if output.prompt_logprobs is not None:
