@@ -97,13 +97,11 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
         """Check everything that can be checked without an engine."""
-        if self.engine is not None:
-            self._check_given_engine()
-            self.model = self.engine.model
-        else:
-            EngineConfig.build(self.model, **self.engine_options)
+        named = self.engine is None or "model" in self.model_fields_set
+        self._handle = EngineHandle(self.model if named else None, self.engine, self.engine_options)
+        if not named:
+            self.model = self._handle.model
         self._sampling(None, {})
-        self._handle = EngineHandle(self.engine, self.engine_options)
         return self
 
     @model_validator(mode="after")
@@ -111,16 +109,6 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
         if hasattr(self, "_add_version"):  # langchain-core 1.1 and later
             self._add_version("langchain-foreword", __version__)
         return self
-
-    def _check_given_engine(self) -> None:
-        from foreword import Engine
-
-        if not isinstance(self.engine, Engine):
-            raise ValueError(f"engine={self.engine!r} is no foreword.Engine")
-        if self.engine_options:
-            raise ValueError("give engine= or engine_options=, not both: a running engine has its options already")
-        if "model" in self.model_fields_set and self.model != self.engine.model:
-            raise ValueError(f"model={self.model!r} contradicts engine=, which runs {self.engine.model!r}")
 
     # -- the engine --------------------------------------------------------------------------------------------
 

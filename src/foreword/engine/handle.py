@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
 
+from foreword.core.config import EngineConfig
+
 if TYPE_CHECKING:
     from foreword.engine.engine import Engine
 
@@ -14,11 +16,16 @@ class EngineHandle:
     """A way to an engine that costs nothing until it is used.
 
     Args:
+        model: the model's name; None takes that of the given engine.
         given: an engine of the caller's. It is used as it is, and never closed here.
         options: engine options; without a given engine, ``Engine.shared(model, **options)`` is asked for one.
+
+    Raises:
+        ValueError: ``given`` is no engine, or ``model`` or ``options`` contradict it; an option is unknown or wrong.
     """
 
-    def __init__(self, given: Engine | None, options: dict[str, Any]) -> None:
+    def __init__(self, model: str | None, given: Engine | None, options: dict[str, Any]) -> None:
+        self.model = _check_given(model, given, options) if given is not None else _check_options(model, options)
         self._given = given
         self._options = options
         self._held: dict[str, Engine] = {}  # our references to shared engines, by model
@@ -65,3 +72,21 @@ class EngineHandle:
             self._held.clear()
         for engine in engines:
             engine.close()
+
+
+def _check_given(model: str | None, given: Engine, options: dict[str, Any]) -> str:
+    from foreword.engine.engine import Engine
+
+    if not isinstance(given, Engine):
+        raise ValueError(f"engine={given!r} is no foreword.Engine")
+    if options:
+        raise ValueError("give engine= or engine_options=, not both: a running engine has its options already")
+    if model is not None and model != given.model:
+        raise ValueError(f"model={model!r} contradicts engine=, which runs {given.model!r}")
+    return given.model
+
+
+def _check_options(model: str | None, options: dict[str, Any]) -> str:
+    if model is None:
+        raise ValueError("give model= or engine=")
+    return EngineConfig.build(model, **options).model

@@ -180,7 +180,7 @@ class PrefixTree:
 
     def _append(self, node: Node, tokens: list[int], blocks: list[int]) -> Node:
         """Lengthen ``node`` if it is a leaf nobody has reused (a reused one keeps its own rank), else add a child."""
-        if node.parent is None or node.children or node.hits or len(node.tokens) % self.block_size:
+        if node.parent is None or node.children or node.hits:
             return self._add_child(node, tokens, blocks)
         node.tokens += tokens
         node.blocks += blocks

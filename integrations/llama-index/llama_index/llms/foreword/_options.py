@@ -9,7 +9,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, mod
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
-from foreword import EngineConfig, EngineHandle, SamplingParams
+from foreword import EngineHandle, SamplingParams
 
 if TYPE_CHECKING:
     from foreword import Engine
@@ -69,24 +69,12 @@ class ForewordOptions(FunctionCallingLLM):
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
         """Check everything that can be checked without an engine."""
-        if self.engine is not None:
-            self._check_given_engine()
-            self.model = self.engine.model
-        else:
-            EngineConfig.build(self.model, **self.engine_options)
+        named = self.engine is None or "model" in self.model_fields_set
+        self._handle = EngineHandle(self.model if named else None, self.engine, self.engine_options)
+        if not named:
+            self.model = self._handle.model
         self._sampling({})
-        self._handle = EngineHandle(self.engine, self.engine_options)
         return self
-
-    def _check_given_engine(self) -> None:
-        from foreword import Engine
-
-        if not isinstance(self.engine, Engine):
-            raise ValueError(f"engine={self.engine!r} is no foreword.Engine")
-        if self.engine_options:
-            raise ValueError("give engine= or engine_options=, not both: a running engine has its options already")
-        if "model" in self.model_fields_set and self.model != self.engine.model:
-            raise ValueError(f"model={self.model!r} contradicts engine=, which runs {self.engine.model!r}")
 
     def _sampling(self, options: dict[str, Any]) -> SamplingParams:
         """The fields with a call's ``options`` on top.
