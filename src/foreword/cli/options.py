@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from foreword.core.config import KERNELS
+
 if TYPE_CHECKING:
     from foreword import Engine
 
@@ -18,6 +20,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="default: %(default)s")
+    group.add_argument(
+        "--quantization", default="auto", choices=["auto", "none", "int8", "int4"], help="default: %(default)s"
+    )
+    group.add_argument("--kernels", default="auto", choices=KERNELS, help="default: %(default)s")
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: the model's)")
     group.add_argument("--kv-cache-memory", metavar="SIZE", help='e.g. "512MiB" (default: a fifth of free memory)')
 
@@ -41,6 +47,8 @@ def open_engine(options: argparse.Namespace) -> Engine:
     return Engine(
         options.model,
         dtype=options.dtype,
+        quantization=None if options.quantization == "none" else options.quantization,
+        kernels=options.kernels,
         max_model_len=options.max_model_len,
         kv_cache_memory=options.kv_cache_memory,
     )

@@ -11,6 +11,8 @@ from foreword.core.validation import reject
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("auto", None, "int8", "int4")
+KERNELS = ("auto", "torch", "portable", "avx2", "avx512", "avx512_vnni")
 
 ATTENTION_TILE = 128
 """KV positions per tile: attention reduces within tiles at multiples of this, in ascending order, in every path."""
@@ -27,6 +29,8 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = "auto"
+    kernels: str = "auto"
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory: int | str | None = None
@@ -45,6 +49,10 @@ class EngineConfig:
             reject("device", self.device, 'give "auto" or a device such as "cpu"')
         if self.dtype not in DTYPES:
             reject("dtype", self.dtype, f"choose one of {', '.join(DTYPES)}")
+        if self.quantization not in QUANTIZATIONS:
+            reject("quantization", self.quantization, f"choose one of {', '.join(map(repr, QUANTIZATIONS))}")
+        if self.kernels not in KERNELS:
+            reject("kernels", self.kernels, f"choose one of {', '.join(KERNELS)}")
         for field, low in (("block_size", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 1)):
             value = getattr(self, field)
             optional = field in ("max_num_batched_tokens", "max_model_len")

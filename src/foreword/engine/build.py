@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -21,6 +22,7 @@ from foreword.model.config import ModelConfig
 from foreword.model.load import fingerprint, load_model
 from foreword.model.source import resolve
 from foreword.ops import create_ops, default_dtype
+from foreword.ops.protocol import Ops, Quantization
 from foreword.runtime.runner import ModelRunner
 from foreword.runtime.sampler import Sampler
 from foreword.scheduling.policy import create_policy
@@ -28,6 +30,9 @@ from foreword.scheduling.scheduler import Scheduler
 from foreword.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("foreword")
+
+DEFAULT_QUANTIZATION: Quantization = "int8"
+"""What the native CPU kernels do with weights unless a ``dtype`` or a ``quantization`` is asked for."""
 
 KV_SHARE_OF_FREE_MEMORY = 0.2
 """Share of the free memory that the KV cache takes when ``kv_cache_memory`` is not given."""
@@ -55,13 +60,20 @@ def build(config: EngineConfig) -> EngineParts:
     """
     policy = create_policy(config.scheduling_policy)
     device = "cpu" if config.device == "auto" else config.device
-    dtype = default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    ops = create_ops(device, dtype)
     source = resolve(config.model)
     tokenizer = Tokenizer.from_directory(source.directory)
     model_config = ModelConfig.from_directory(source.directory)
     max_model_len = _max_model_len(config, model_config)
-    model = load_model(source.directory, model_config, dtype=dtype, ops=ops, device=device)
+    kernels = _kernels(config, model_config)
+    dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
+    quantization = _quantization(config, kernels)
+    try:
+        ops = create_ops(device, dtype, kernels)
+    except ValueError as error:
+        reject("kernels" if device == "cpu" else "device", kernels if device == "cpu" else device, str(error))
+    model = load_model(
+        source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device
+    )
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
     num_blocks = _num_blocks(config, geometry, max_model_len)
     try:
@@ -78,16 +90,45 @@ def build(config: EngineConfig) -> EngineParts:
     )
     runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids), device)
     logger.info(
-        "%s on %s in %s: %d KV blocks of %d tokens (%.2f GB)",
-        source.name, device, str(dtype).removeprefix("torch."), num_blocks, config.block_size,
+        "%s on %s in %s with %s kernels: %d KV blocks of %d tokens (%.2f GB)",
+        source.name, device, quantization or str(dtype).removeprefix("torch."), ops.name, num_blocks, config.block_size,
         pool.data.nbytes / 1e9,
     )  # fmt: skip
     return EngineParts(
         core=EngineCore(scheduler, runner),
         tokenizer=tokenizer,
         limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
-        namespace=_namespace(source.directory, geometry, config.block_size).key(),
+        namespace=_namespace(source.directory, geometry, config.block_size, ops, quantization).key(),
     )
+
+
+def _kernels(config: EngineConfig, model: ModelConfig) -> str:
+    """The kernels to use; falls back to torch for shapes that the native ones do not know."""
+    from foreword.ops.cpu.native.library import SLOTS, available
+
+    wanted = config.kernels
+    if wanted == "torch" or config.device not in ("auto", "cpu"):
+        return "torch"
+    if wanted == "auto" and not available():
+        logger.info("the native CPU kernels are not there (the package was built without a C compiler): using torch")
+        return "torch"
+    odd = [name for name in ("hidden_size", "intermediate_size", "head_dim") if getattr(model, name) % SLOTS]
+    if config.block_size % SLOTS:
+        odd.append("block_size")
+    if not odd:
+        return wanted
+    reason = f"the native kernels need {' and '.join(odd)} to be a multiple of {SLOTS}"
+    if wanted != "auto":
+        reject("kernels", wanted, f"{reason}; choose 'torch' or 'auto'")
+    logger.info("%s: using torch", reason)
+    return "torch"
+
+
+def _quantization(config: EngineConfig, kernels: str) -> Quantization | None:
+    """What ``quantization="auto"`` means: see DEFAULT_QUANTIZATION."""
+    if config.quantization == "auto":
+        return DEFAULT_QUANTIZATION if kernels != "torch" and config.dtype == "auto" else None
+    return cast("Quantization | None", config.quantization)
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -131,6 +172,9 @@ def _container_memory(unlimited: int) -> int:
         return unlimited
 
 
-def _namespace(directory: Path, geometry: KVGeometry, block_size: int) -> Namespace:
+def _namespace(
+    directory: Path, geometry: KVGeometry, block_size: int, ops: Ops, quantization: Quantization | None
+) -> Namespace:
     config = (directory / "config.json").read_text()
-    return Namespace(weights=fingerprint(directory), config=config, layout=f"{geometry} in blocks of {block_size}")
+    layout = f"{geometry} in blocks of {block_size}; {ops.kv_layout}"
+    return Namespace(weights=f"{fingerprint(directory)} {quantization}", config=config, layout=layout)

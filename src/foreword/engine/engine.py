@@ -31,7 +31,12 @@ class Engine:
         model: a known name (``"smollm2-135m"``), a directory with a Hugging Face checkpoint, a ``.gguf`` file, or a
             hub repository ``"org/name"``.
         device: "auto" or "cpu".
-        dtype: "auto" (bfloat16 where the processor multiplies it fast, else float32), "float32" or "bfloat16".
+        dtype: of KV and unquantised weights: "auto" (bfloat16 where the processor reads it fast, else float32),
+            "float32" or "bfloat16".
+        quantization: of the weights: "int8" or "int4" (groups of 32, activations in 8 bits), None (none), or "auto"
+            (the best for the machine; None when a ``dtype`` is given).
+        kernels: on the CPU: "auto" (the best that the processor runs), "avx512_vnni", "avx512", "avx2" or "portable"
+            of the native ones, or "torch" for plain torch operations.
         max_model_len: longest sequence in tokens; None takes the model's own.
         block_size: tokens per KV block, a divisor of 128.
         kv_cache_memory: bytes for the KV cache, or text such as "512MiB". None takes a fifth of the free memory, at
@@ -62,6 +67,8 @@ class Engine:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantization: str | None = "auto",
+        kernels: str = "auto",
         max_model_len: int | None = None,
         block_size: int = 16,
         kv_cache_memory: int | str | None = None,
@@ -77,6 +84,8 @@ class Engine:
             model=model,
             device=device,
             dtype=dtype,
+            quantization=quantization,
+            kernels=kernels,
             max_model_len=max_model_len,
             block_size=block_size,
             kv_cache_memory=kv_cache_memory,

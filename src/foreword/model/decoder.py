@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from foreword.model.config import ModelConfig
-from foreword.model.rotary import RotaryTables, Rotation
-from foreword.ops.protocol import AttentionSpec, KVLayer, LinearOp
+from foreword.model.rotary import RotaryTables
+from foreword.ops.protocol import DecoderShape, KVLayer, LayerWeights, LinearOp, Rotation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from foreword.model.inputs import ForwardBatch
     from foreword.ops.protocol import Ops
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecoderLayer:
-    """Weights of one layer, packed. Norm weights hold the offset already; None: the model has no such norm."""
-
-    qkv: LinearOp  # [N, hidden] -> [N, (num_heads + 2 * num_kv_heads) * head_dim]
-    output: LinearOp  # [N, num_heads * head_dim] -> [N, hidden]
-    gate_up: LinearOp  # [N, hidden] -> [N, 2 * intermediate]
-    down: LinearOp  # [N, intermediate] -> [N, hidden]
-    attention_norm: Tensor  # [hidden]
-    mlp_norm: Tensor  # [hidden]
-    attention_post_norm: Tensor | None = None  # [hidden]
-    mlp_post_norm: Tensor | None = None  # [hidden]
-    query_norm: Tensor | None = None  # [head_dim]
-    key_norm: Tensor | None = None  # [head_dim]
 
 
 class Decoder:
@@ -51,7 +34,8 @@ class Decoder:
         ops: Ops,
         *,
         embedding: Tensor,
-        layers: Sequence[DecoderLayer],
+        layers: Sequence[LayerWeights],
+        rotary: RotaryTables,
         final_norm: Tensor,
         head: LinearOp,
     ) -> None:
@@ -63,10 +47,12 @@ class Decoder:
         self._head = head
         # Rounded to the weights' dtype, as the models were trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
-        device = str(embedding.device)
-        self._rotary = RotaryTables(config.ropes, config.head_dim, config.max_position_embeddings, device)
-        scale, softcap = config.attention_scale, config.attention_softcap
-        self._specs = [AttentionSpec(scale, window, softcap) for window in config.windows]
+        self._rotary = rotary
+        shape = DecoderShape(
+            config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            config.rms_norm_eps, config.activation, config.attention_scale,
+        )  # fmt: skip
+        self._fused = ops.fuse(shape, self.layers, final_norm)
 
     def forward(self, batch: ForwardBatch, layers: Sequence[KVLayer]) -> Tensor:
         """Run the batch, writing its keys and values into ``layers``.
@@ -74,15 +60,15 @@ class Decoder:
         Returns:
             ``[N, hidden]``, after the final norm; padding rows hold finite values without meaning.
         """
-        rotations = self._rotary.at(batch.positions)
         hidden = F.embedding(batch.token_ids, self._embedding)  # [N, hidden]
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
+        if self._fused is not None:
+            return self._fused(hidden, batch.attention, batch.slot_mapping, layers)
+        rotations = self._rotary.at(batch.positions)
         for number, layer in enumerate(self.layers):
             rope = self.config.ropes[number]
-            attended = self._attention(
-                layer, hidden, batch, layers[number], rotations[rope] if rope else None, self._specs[number]
-            )
+            attended = self._attention(layer, hidden, batch, layers[number], rotations[rope] if rope else None)
             hidden = hidden + attended
             hidden = hidden + self._mlp(layer, hidden)
         return self._norm(hidden, self._final_norm)
@@ -97,12 +83,11 @@ class Decoder:
 
     def _attention(
         self,
-        layer: DecoderLayer,
+        layer: LayerWeights,
         hidden: Tensor,
         batch: ForwardBatch,
         kv: KVLayer,
         rotation: Rotation | None,
-        spec: AttentionSpec,
     ) -> Tensor:
         config = self.config
         heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
@@ -117,11 +102,11 @@ class Decoder:
             query_key = self.ops.rotate(query_key, rotation.cos, rotation.sin)
         query, key = query_key.split(heads[:2], dim=1)
         self.ops.store_kv(key, value, kv, batch.slot_mapping)
-        attended = self.ops.attention(query, kv, batch.attention, spec)  # [N, H, D]
+        attended = self.ops.attention(query, kv, batch.attention, layer.attention)  # [N, H, D]
         result = layer.output(attended.view(hidden.shape[0], -1))
         return result if layer.attention_post_norm is None else self._norm(result, layer.attention_post_norm)
 
-    def _mlp(self, layer: DecoderLayer, hidden: Tensor) -> Tensor:
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         gate_up = layer.gate_up(self._norm(hidden, layer.mlp_norm))  # [N, 2 * intermediate]
         result = layer.down(self.ops.gated_activation(gate_up, self.config.activation))
         return result if layer.mlp_post_norm is None else self._norm(result, layer.mlp_post_norm)

@@ -18,7 +18,7 @@ from foreword.text.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raise it when what is written changes: older conversions are then made anew."""
 
 MARKER = "foreword.json"
@@ -42,6 +42,9 @@ _OTHER_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+
+KEPT_TYPES = {"Q4_1": (".q4_1", 20), "Q8_0": (".q8_0", 34)}
+"""GGUF types whose blocks are kept beside the bfloat16 weights, for quantised engines: suffix, bytes of 32 weights."""
 
 Progress = Callable[[Iterator[Any], int], Iterator[Any]]
 """Wraps an iterator of known length, for example to show a bar."""
@@ -75,7 +78,8 @@ def open_gguf(path: Path) -> GGUFFile:
 def convert(path: Path, target: Path, *, digest: str, progress: Progress | None = None) -> None:
     """Write the checkpoint directory ``target`` from the GGUF file ``path``; it appears complete or not at all.
 
-    Weights become bfloat16. The caller sees to it that only one process converts to ``target`` at a time.
+    Weights become bfloat16; blocks that quantised engines use as they are (``KEPT_TYPES``) are written beside them.
+    The caller sees to it that only one process converts to ``target`` at a time.
 
     Args:
         digest: identifies the source file; kept in the marker, see :func:`is_converted`.
@@ -145,20 +149,27 @@ def _config(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def _tensor(file: GGUFFile, name: str, config: Mapping[str, Any]) -> Tensor:
-    """The tensor ``name`` as the checkpoint has it, in bfloat16."""
+def _tensors(file: GGUFFile, name: str, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What the checkpoint holds of the tensor ``name``: its weights in bfloat16, and its blocks where they are kept."""
     import torch
 
     from foreword.model.gguf_unpack import unpack
 
+    source, target = file.tensors[name], str(checkpoint_name(name))
     try:
-        weight = unpack(file.tensors[name])
+        weights = {target: unpack(source)}
     except (ValueError, NotImplementedError, RuntimeError) as error:
         raise ModelLoadError(f"{file.path}: tensor {name} cannot be unpacked: {error}") from error
+    kept = KEPT_TYPES.get(source.tensor_type.name)
+    if kept and weights[target].dim() == 2:
+        weights[target + kept[0]] = torch.from_numpy(source.data.copy()).reshape(len(weights[target]), -1)
     if config["model_type"] == "llama" and (match := re.fullmatch(r"blk\.\d+\.attn_([qk])\.\w+", name)):
         heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
-        weight = unpermute(weight, heads)
-    return weight.to(torch.bfloat16).contiguous()
+        weights = {key: unpermute(weight, heads) for key, weight in weights.items()}
+    return {
+        key: (weight if weight.dtype == torch.uint8 else weight.to(torch.bfloat16)).contiguous()
+        for key, weight in weights.items()
+    }
 
 
 def _write_weights(file: GGUFFile, config: Mapping[str, Any], target: Path, progress: Progress | None) -> None:
@@ -174,7 +185,7 @@ def _write_weights(file: GGUFFile, config: Mapping[str, Any], target: Path, prog
     where: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         label = "model" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}"
-        weights = {str(names[name]): _tensor(file, next(steps), config) for name in shard}
+        weights = {key: weight for _ in shard for key, weight in _tensors(file, next(steps), config).items()}
         save_file(weights, target / f"{label}.safetensors", metadata={"format": "pt"})
         where.update(dict.fromkeys(weights, f"{label}.safetensors"))
     next(steps, None)  # lets a progress bar close
@@ -187,7 +198,7 @@ def _shards(file: GGUFFile, names: Mapping[str, str | None]) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
     for name in names:
-        nbytes = 2 * int(file.tensors[name].n_elements)
+        nbytes = 2 * int(file.tensors[name].n_elements) + int(file.tensors[name].n_bytes)
         if shards[-1] and size + nbytes > SHARD_BYTES:
             shards.append([])
             size = 0

@@ -14,9 +14,9 @@ class ForwardBatch:
     """All sequences of a step as one flat batch of T tokens, padded to N rows.
 
     Attributes:
-        token_ids: ``[N]`` int64.
-        positions: ``[N]`` int64, counted from 0 in each sequence.
-        slot_mapping: ``[T]`` int64, where each token's KV is written.
+        token_ids: ``[N]`` int32.
+        positions: ``[N]`` int32, counted from 0 in each sequence.
+        slot_mapping: ``[T]`` int32, where each token's KV is written.
         attention: the backend's plan (see :meth:`foreword.ops.protocol.Ops.plan_attention`).
     """
 

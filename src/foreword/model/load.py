@@ -12,36 +12,55 @@ import torch
 
 from foreword.core.errors import ModelLoadError
 from foreword.model.config import ModelConfig
-from foreword.model.decoder import Decoder, DecoderLayer
+from foreword.model.decoder import Decoder
+from foreword.model.rotary import RotaryTables
+from foreword.ops.protocol import AttentionSpec, LayerWeights, QuantizedWeight
+from foreword.ops.quantize import GROUP, joined, quantize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from foreword.ops.protocol import LinearOp, Ops
+    from foreword.ops.protocol import LinearOp, Ops, Quantization
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_BLOCKS: dict[str, Quantization] = {".q4_1": "int4", ".q8_0": "int8"}
+"""Suffixes of tensors that hold a weight's blocks as a GGUF file had them; see :mod:`foreword.model.gguf`."""
 
 
-def load_model(directory: Path, config: ModelConfig, *, dtype: torch.dtype, ops: Ops, device: str = "cpu") -> Decoder:
-    """Load the weights of ``directory``, converted to ``dtype`` and packed by ``ops``.
+def load_model(
+    directory: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    ops: Ops,
+    quantization: Quantization | None = None,
+    device: str = "cpu",
+) -> Decoder:
+    """Load the weights of ``directory``, converted to ``dtype`` or quantised, and packed by ``ops``.
+
+    Blocks of the wanted scheme that a GGUF file held are used as they are. The head never has fewer than 8 bits: its
+    errors reach the choice of the token directly.
 
     Raises:
         ModelLoadError: a file is missing, truncated or unreadable, or a tensor is missing, of another shape than
             ``config`` says, or unknown to the decoder. The message names the file, the tensor and the reason.
     """
-    weights = _Weights(Path(directory), dtype, device)
+    weights = _Weights(Path(directory), dtype, quantization, device)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
-    layers = [_layer(weights, config, ops, f"model.layers.{number}.") for number in range(config.num_layers)]
+    rotary = RotaryTables(config.ropes, config.head_dim, config.max_position_embeddings, device)
+    layers = [_layer(weights, config, ops, rotary, number) for number in range(config.num_layers)]
     final_norm = weights.norm("model.norm.weight", hidden, config)
     if config.tie_word_embeddings:
         weights.ignore("lm_head.weight")
-        head = ops.linear(embedding)
+        head = ops.linear(weights.head("model.embed_tokens.weight", embedding))
     else:
-        head = ops.linear(weights.take("lm_head.weight", vocab, hidden))
+        head = ops.linear(weights.head("lm_head.weight", weights.take("lm_head.weight", vocab, hidden)))
     weights.finish()
-    return Decoder(config, ops, embedding=embedding, layers=layers, final_norm=final_norm, head=head)
+    return Decoder(
+        config, ops, embedding=embedding, layers=layers, rotary=rotary, final_norm=final_norm, head=head
+    )
 
 
 def fingerprint(directory: Path) -> str:
@@ -70,7 +89,8 @@ def fingerprint(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _layer(weights: _Weights, config: ModelConfig, ops: Ops, prefix: str) -> DecoderLayer:
+def _layer(weights: _Weights, config: ModelConfig, ops: Ops, rotary: RotaryTables, number: int) -> LayerWeights:
+    prefix, rope = f"model.layers.{number}.", config.ropes[number]
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
@@ -83,7 +103,9 @@ def _layer(weights: _Weights, config: ModelConfig, ops: Ops, prefix: str) -> Dec
 
     qkv = {attention + "q_proj": query, attention + "k_proj": kv, attention + "v_proj": kv}
     mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
-    return DecoderLayer(
+    return LayerWeights(
+        attention=AttentionSpec(config.attention_scale, config.windows[number], config.attention_softcap),
+        rotation=None if rope is None else rotary.tables[rope],
         qkv=fused(qkv, hidden, config.qkv_bias),
         output=fused({attention + "o_proj": hidden}, query, config.o_bias),
         gate_up=fused({mlp + "gate_proj": inner, mlp + "up_proj": inner}, hidden, config.mlp_bias),
@@ -100,10 +122,11 @@ def _layer(weights: _Weights, config: ModelConfig, ops: Ops, prefix: str) -> Dec
 class _Weights:
     """The tensors of a checkpoint, each taken once."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, quantization: Quantization | None, device: str) -> None:
         from safetensors import safe_open
 
         self._dtype = dtype
+        self._quantization = quantization
         self._device = device
         self._directory = directory
         self._places: dict[str, tuple[Path, Any]] = {}
@@ -127,11 +150,40 @@ class _Weights:
             raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are unsupported")
         return tensor.to(device=self._device, dtype=self._dtype)
 
-    def linear(self, parts: dict[str, int], inputs: int, bias: bool) -> tuple[Tensor, Tensor | None]:
+    def linear(
+        self, parts: dict[str, int], inputs: int, bias: bool
+    ) -> tuple[Tensor | QuantizedWeight, Tensor | None]:
         """``weight [sum of parts, inputs]`` and bias of several projections of one input."""
-        weights = [self.take(name + ".weight", size, inputs) for name, size in parts.items()]
         biases = [self.take(name + ".bias", size) for name, size in parts.items()] if bias else []
-        return _joined(weights), _joined(biases) if biases else None
+        joined_bias = _joined(biases) if biases else None
+        shapes = {name + ".weight": (size, inputs) for name, size in parts.items()}
+        scheme = self._quantization
+        if scheme is None or inputs % GROUP:
+            return _joined([self.take(name, *shape) for name, shape in shapes.items()]), joined_bias
+        weights = [self._quantized(name, shape, scheme) for name, shape in shapes.items()]
+        return joined(weights), joined_bias
+
+    def head(self, name: str, weight: Tensor) -> Tensor | QuantizedWeight:
+        """The output projection ``weight``, known as ``name``."""
+        if self._quantization is None or weight.shape[1] % GROUP:
+            return weight
+        blocks = self._blocks(name, (weight.shape[0], weight.shape[1]), "int8")
+        return blocks or quantize(weight, "int8")
+
+    def _quantized(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight:
+        blocks = self._blocks(name, shape, scheme)
+        if blocks is None:
+            return quantize(self.take(name, *shape), scheme)
+        self.ignore(name)
+        return blocks
+
+    def _blocks(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight | None:
+        """The weight's blocks as the GGUF file had them, if it had them in that scheme."""
+        for suffix, held in _BLOCKS.items():
+            if held == scheme and name + suffix in self._places:
+                _, handle = self._places[name + suffix]
+                return QuantizedWeight(scheme, handle.get_tensor(name + suffix), shape)
+        return None
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Tensor:
         """A norm's weight. With an offset it stays in float32: in bfloat16 the sum would lose the weight's bits."""
@@ -144,7 +196,7 @@ class _Weights:
     def finish(self) -> None:
         """Check that nothing that would change the results is left over."""
         for name, (file, _) in self._places.items():
-            if not name.endswith("rotary_emb.inv_freq"):
+            if not name.endswith(("rotary_emb.inv_freq", *_BLOCKS)):
                 raise ModelLoadError(f"{file}: tensor {name!r} is unknown to this architecture")
 
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from foreword.model.config import RopeConfig
+from foreword.ops.protocol import Rotation
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Rotation(NamedTuple):
-    """``cos, sin [N, D / 2]`` float32, one row per token."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 class RotaryTables:
@@ -28,13 +22,13 @@ class RotaryTables:
     """
 
     def __init__(self, ropes: Iterable[RopeConfig | None], head_dim: int, max_positions: int, device: str) -> None:
-        self._tables = {rope: _table(rope, head_dim, max_positions, device) for rope in set(ropes) if rope is not None}
+        self.tables = {rope: _table(rope, head_dim, max_positions, device) for rope in set(ropes) if rope is not None}
 
     def at(self, positions: Tensor) -> dict[RopeConfig, Rotation]:
         """The rows of ``positions [N]``."""
         return {
             rope: Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
-            for rope, table in self._tables.items()
+            for rope, table in self.tables.items()
         }
 
 

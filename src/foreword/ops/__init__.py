@@ -10,30 +10,46 @@ if TYPE_CHECKING:
     from foreword.ops.protocol import Ops
 
 
-def create_ops(device: str, dtype: torch.dtype) -> Ops:
+def create_ops(device: str, dtype: torch.dtype, kernels: str = "auto") -> Ops:
     """The backend for ``device``, computing in ``dtype``.
 
+    Args:
+        kernels: on the CPU, the instruction set of the native kernels, ``"torch"`` for none of them, or ``"auto"``
+            for the best there are.
+
     Raises:
-        ValueError: there is no backend for the device or the dtype.
+        ValueError: there is no backend for the device, the dtype or the kernels.
     """
     if device == "cpu":
-        from foreword.ops.cpu import CpuOps
+        chosen = native_kernels() if kernels == "auto" else kernels
+        if chosen is None or chosen == "torch":
+            from foreword.ops.cpu import CpuOps
 
-        return CpuOps(dtype)
+            return CpuOps(dtype)
+        from foreword.ops.cpu.native import NativeOps
+
+        return NativeOps(dtype, chosen)
     if device.partition(":")[0] == "cuda":
         raise ValueError(f"device={device!r} is not supported yet: the Triton backend is still to come; use 'cpu'")
     raise ValueError(f"device={device!r} is not supported: use 'cpu'")
 
 
-def default_dtype(device: str) -> torch.dtype:
+def native_kernels() -> str | None:
+    """The best native kernels for this processor; None when the package was built without a C compiler."""
+    from foreword.ops.cpu.native.library import available
+
+    return available()[0] if available() else None
+
+
+def default_dtype(device: str, kernels: str = "auto") -> torch.dtype:
     """What ``dtype="auto"`` computes in, whatever the checkpoint holds.
 
-    bfloat16 where the device multiplies it fast, else float32. float16 is never chosen: on the CPU its products run
+    bfloat16 where the device reads it fast, else float32. float16 is never chosen: on the CPU its products run
     tens of times slower than either.
     """
     import torch
 
-    if device != "cpu":
+    if device != "cpu" or (kernels != "torch" and native_kernels()):
         return torch.bfloat16
     from foreword.ops.cpu.linear import mkldnn_packs
 

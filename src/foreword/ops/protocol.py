@@ -18,6 +18,25 @@ LinearOp = Callable[["Tensor"], "Tensor"]
 """``[N, in_features] -> [N, out_features]``; the weight is packed inside."""
 
 
+Quantization = Literal["int8", "int4"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A weight ``[out, in]`` in groups of 32 inputs, in the bytes that GGUF files use.
+
+    Attributes:
+        scheme: "int8": Q8_0, per group a float16 scale and 32 signed bytes; "int4": Q4_1, per group a float16 scale,
+            a float16 minimum and 16 bytes (inputs 0 .. 15 in the low halves, 16 .. 31 in the high ones).
+        blocks: ``[out, bytes of a row]`` uint8.
+        shape: ``(out, in)``.
+    """
+
+    scheme: Quantization
+    blocks: Tensor
+    shape: tuple[int, int]
+
+
 class SlotRun(NamedTuple):
     """``length`` token slots of the KV pool that lie side by side from ``start``."""
 
@@ -72,14 +91,73 @@ class KVLayer(NamedTuple):
     value: Tensor
 
 
+class Rotation(NamedTuple):
+    """``cos, sin [N, D / 2]`` float32, one row per token or, in tables, per position."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One decoder layer, packed. Norm weights hold the offset already; None: the model has no such norm."""
+
+    qkv: LinearOp  # [N, hidden] -> [N, (num_heads + 2 * num_kv_heads) * head_dim]
+    output: LinearOp  # [N, num_heads * head_dim] -> [N, hidden]
+    gate_up: LinearOp  # [N, hidden] -> [N, 2 * intermediate]
+    down: LinearOp  # [N, intermediate] -> [N, hidden]
+    attention: AttentionSpec
+    rotation: Rotation | None  # tables [positions, head_dim / 2]; None: not rotated
+    attention_norm: Tensor  # [hidden]
+    mlp_norm: Tensor  # [hidden]
+    attention_post_norm: Tensor | None = None  # [hidden]
+    mlp_post_norm: Tensor | None = None  # [hidden]
+    query_norm: Tensor | None = None  # [head_dim]
+    key_norm: Tensor | None = None  # [head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What all layers of a decoder have in common."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    activation: Activation
+    attention_scale: float
+
+
+class FusedLayers(Protocol):
+    """All layers of a decoder as one operation."""
+
+    def __call__(self, hidden: Tensor, plan: Any, slots: Tensor, layers: Sequence[KVLayer]) -> Tensor:
+        """``hidden [T, hidden]`` embeddings, ``slots [T]`` int32; gives the hidden states after the final norm."""
+
+
 class Ops(Protocol):
     """The primitives. Activations are ``[N, features]``; N may include padding rows at the end."""
+
+    name: str
+    """Of its kernels, for logs."""
+
+    @property
+    def kv_layout(self) -> str:
+        """Names how KV lies in the pool and what computed it: KV of another layout must not be read."""
 
     def pad_rows(self, num_rows: int) -> int:
         """The row count, at least ``num_rows``, that this backend wants a batch to be padded to."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearOp:
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
         """Pack ``weight [out, in]`` (and ``bias [out]``) for repeated products."""
+
+    def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
+        """The layers as one operation; None: this backend has none, and they are run primitive by primitive."""
+
+    def argmax(self, logits: Tensor) -> list[int]:
+        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; of a NaN if any."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension, statistics in float32. ``x [..., D]``, ``weight [D]``."""
@@ -91,7 +169,7 @@ class Ops(Protocol):
         """Rotary embedding (half-split form). ``x [N, heads, D]``; ``cos, sin [N, R / 2]`` float32, R <= D rotated."""
 
     def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
-        """Write the first ``len(slots)`` rows of ``key, value [N, num_kv_heads, D]`` into ``slots``."""
+        """Write the first ``len(slots)`` rows of ``key, value [N, num_kv_heads, D]`` into ``slots`` (int32)."""
 
     def plan_attention(self, sequences: Sequence[AttentionSequence]) -> Any:
         """Everything about the batch's attention that is the same in all layers; made once per step."""

@@ -33,9 +33,9 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
     num_rows = ops.pad_rows(len(token_ids))
     padding = [0] * (num_rows - len(token_ids))
     return ForwardBatch(
-        token_ids=torch.tensor(token_ids + padding, device=device),
-        positions=torch.tensor(positions + padding, device=device),
-        slot_mapping=torch.tensor(slots, device=device),
+        token_ids=torch.tensor(token_ids + padding, dtype=torch.int32, device=device),
+        positions=torch.tensor(positions + padding, dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
         attention=ops.plan_attention(sequences),
     )
 

@@ -9,7 +9,11 @@ import torch
 
 from foreword.ops.cpu import attention, elementwise, linear
 from foreword.ops.cpu.schedule import AttentionPlan
-from foreword.ops.protocol import Activation, AttentionSequence, AttentionSpec, KVLayer, LinearOp, SlotCopy
+from foreword.ops.protocol import (
+    Activation, AttentionSequence, AttentionSpec, DecoderShape, FusedLayers, KVLayer, LayerWeights, LinearOp,
+    QuantizedWeight, SlotCopy,
+)  # fmt: skip
+from foreword.ops.quantize import dequantize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,19 +33,32 @@ class CpuOps:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the CPU backend computes in float32 or bfloat16, not in {dtype}")
         self.dtype = dtype
+        self.name = "torch"
         self._smallest_rows = 1
         self._measured: dict[tuple[int, ...], int] = {}
+
+    @property
+    def kv_layout(self) -> str:
+        return "[layers, 2, heads, slots, dim], torch"
 
     def pad_rows(self, num_rows: int) -> int:
         return linear.pad_rows(num_rows, self._smallest_rows)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearOp:
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
+        if isinstance(weight, QuantizedWeight):  # the quality of the scheme, without its speed
+            weight = dequantize(weight).to(self.dtype)
         product = linear.pack_linear(weight, bias)
         shape = tuple(weight.shape)
         if shape not in self._measured:
             self._measured[shape] = linear.smallest_exact_rows(weight)
             self._smallest_rows = max(self._measured.values())
         return product
+
+    def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
+        return None
+
+    def argmax(self, logits: Tensor) -> list[int]:
+        return [int(row.argmax()) for row in logits]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.rms_norm(x, weight, eps)
@@ -53,7 +70,7 @@ class CpuOps:
         return elementwise.rotate(x, cos, sin)
 
     def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
-        count = slots.shape[0]
+        count, slots = slots.shape[0], slots.long()
         layer.key.index_copy_(1, slots, key[:count].transpose(0, 1))
         layer.value.index_copy_(1, slots, value[:count].transpose(0, 1))
 

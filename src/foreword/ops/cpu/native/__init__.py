@@ -1,0 +1,245 @@
+"""The CPU backend on the package's own C kernels: quantised and plain weights, fp32 activations, a pass in one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from foreword.ops.cpu import CpuOps
+from foreword.ops.cpu.native import library as lib
+from foreword.ops.cpu.native.plan import Costs, NativePlan, make_plan
+from foreword.ops.protocol import (
+    AttentionSequence, AttentionSpec, DecoderShape, FusedLayers, KVLayer, LayerWeights, LinearOp, QuantizedWeight,
+    SlotCopy,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_KINDS = {torch.float32: lib.F32, torch.bfloat16: lib.BF16, "int8": lib.Q8, "int4": lib.Q4}
+DEFAULT_COSTS = Costs(tile=1.0, row=0.6)
+
+
+class NativeOps(CpuOps):
+    """:class:`foreword.ops.protocol.Ops` on the C kernels; what they do not speed up is inherited.
+
+    Args:
+        dtype: of KV and of weights that are not quantised: float32 or bfloat16. Activations are float32.
+        kernels: the instruction set, one of :func:`foreword.ops.cpu.native.library.available`.
+        num_threads: threads of the kernels' own pool.
+        share_prefixes: off, no tile is shared; for tests and measurements: the results have the same bits.
+
+    Raises:
+        ValueError: the kernels are not available.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        kernels: str,
+        num_threads: int | None = None,
+        costs: Costs = DEFAULT_COSTS,
+        share_prefixes: bool = True,
+    ) -> None:
+        super().__init__(dtype)
+        self.name = kernels
+        self.num_threads = num_threads or torch.get_num_threads()
+        self.share_prefixes = share_prefixes
+        self.tiles_read = 0
+        self.tiles_used = 0
+        self._costs = costs
+        self._num_kv_heads = 1
+        loaded = lib.library()
+        context = loaded.fw_create(kernels.encode(), self.num_threads) if loaded else None
+        if loaded is None or not context:
+            names = ", ".join(lib.available()) or "none"
+            raise ValueError(f"kernels={kernels!r} are not available; available are: {names}")
+        self._library, self._context = loaded, context
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._library.fw_destroy(self._context)
+
+    @property
+    def kv_layout(self) -> str:
+        return f"native groups of {lib.SLOTS} slots, {self.name} kernels"
+
+    def pad_rows(self, num_rows: int) -> int:
+        return num_rows
+
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
+        return NativeLinear(self._library, self._context, weight, bias)
+
+    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> NativePlan:
+        positions = np.concatenate(
+            [np.arange(s.kv_len - s.query_len, s.kv_len, dtype=np.int32) for s in sequences] or [np.empty(0, np.int32)]
+        )
+        plan = make_plan(
+            sequences,
+            positions,
+            num_kv_heads=self._num_kv_heads,
+            num_threads=self.num_threads,
+            costs=self._costs,
+            share=self.share_prefixes,
+        )
+        self.tiles_read += plan.tiles_read
+        self.tiles_used += plan.tiles_used
+        return plan
+
+    def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
+        key, value = key.float().contiguous(), value.float().contiguous()
+        slots = slots.to(torch.int32)
+        model, kv = self._shape(1, layer), _kv_struct(layer)
+        self._library.fw_store_kv(
+            self._context, model, kv, slots.data_ptr(), len(slots), key.data_ptr(), value.data_ptr(),
+            key.shape[1] * key.shape[2],
+        )  # fmt: skip
+
+    def attention(self, query: Tensor, layer: KVLayer, plan: NativePlan, spec: AttentionSpec) -> Tensor:
+        dtype, query = query.dtype, query.float().contiguous()
+        output = torch.zeros_like(query)
+        model = self._shape(query.shape[1], layer, spec.scale)
+        options = lib.Layer(softcap=spec.softcap or 0.0, window=spec.window or 0)
+        done = self._library.fw_attend(
+            self._context, model, options, plan.struct, _kv_struct(layer), query.data_ptr(),
+            query.shape[1] * query.shape[2], output.data_ptr(),
+        )  # fmt: skip
+        _check(done)
+        return output.to(dtype)
+
+    def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
+        layers = (lib.KV * len(pool))(*(_kv_struct(KVLayer(layer[0], layer[1])) for layer in pool))
+        model = self._shape(1, KVLayer(pool[0, 0], pool[0, 1]))
+        for source, target, length in copies:
+            self._library.fw_copy_slots(model, layers, len(pool), source, target, length)
+
+    def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
+        self._num_kv_heads = shape.num_kv_heads
+        return NativeLayers(self._library, self._context, shape, layers, final_norm, self.dtype)
+
+    def argmax(self, logits: Tensor) -> list[int]:
+        chosen = np.empty(len(logits), dtype=np.int32)
+        self._library.fw_argmax(
+            self._context, logits.data_ptr(), logits.shape[0], logits.shape[1], chosen.ctypes.data
+        )
+        return chosen.tolist()
+
+    @staticmethod
+    def _shape(num_heads: int, layer: KVLayer, scale: float = 1.0) -> lib.Model:
+        num_kv_heads, _, head_dim = layer.key.shape
+        return lib.Model(
+            num_layers=1, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            kv_kind=_KINDS[layer.key.dtype], scale=scale,
+        )  # fmt: skip
+
+
+class NativeLinear:
+    """A packed weight. Also callable by itself: ``[N, in] -> [N, out]`` float32."""
+
+    def __init__(
+        self, library: ctypes.CDLL, context: int, weight: Tensor | QuantizedWeight, bias: Tensor | None
+    ) -> None:
+        if isinstance(weight, QuantizedWeight):
+            kind, rows, (n, k) = _KINDS[weight.scheme], weight.blocks, weight.shape
+        else:
+            kind, rows, (n, k) = _KINDS[weight.dtype], weight, weight.shape
+        rows = rows.contiguous()
+        self.panels = _aligned_bytes(library.fw_packed_bytes(kind, n, k))
+        library.fw_pack(kind, rows.data_ptr(), n, k, self.panels.ctypes.data)
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.struct = lib.Linear(
+            kind=kind, n=n, k=k, panels=self.panels.ctypes.data,
+            bias=None if self.bias is None else self.bias.data_ptr(),
+        )  # fmt: skip
+        self._library, self._context = library, context
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.float().contiguous()
+        output = torch.empty(len(rows), self.struct.n)
+        _check(
+            self._library.fw_apply(self._context, self.struct, rows.data_ptr(), len(rows), output.data_ptr())
+        )
+        return output
+
+
+class NativeLayers:
+    """All layers and the final norm in one call."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        context: int,
+        shape: DecoderShape,
+        layers: Sequence[LayerWeights],
+        final_norm: Tensor,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        self._library, self._context = library, context
+        self._kept: list[Any] = list(layers)  # what the structs point to
+        structs = (lib.Layer * len(layers))(*(self._layer(layer) for layer in layers))
+        self._model = lib.Model(
+            num_layers=len(layers), hidden=shape.hidden_size, inner=shape.intermediate_size,
+            num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+            gelu=shape.activation == "gelu_tanh", kv_kind=_KINDS[kv_dtype], eps=shape.rms_norm_eps,
+            scale=shape.attention_scale, layers=structs, final_norm=self._pointer(final_norm),
+        )  # fmt: skip
+        self._pool: tuple[Sequence[KVLayer], Any] | None = None
+
+    def __call__(self, hidden: Tensor, plan: NativePlan, slots: Tensor, layers: Sequence[KVLayer]) -> Tensor:
+        hidden = hidden.float().contiguous()
+        batch = lib.Batch(
+            attention=ctypes.pointer(plan.struct), slots=slots.data_ptr(), kv=self._kv(layers), hidden=hidden.data_ptr()
+        )
+        _check(self._library.fw_forward(self._context, self._model, batch))
+        return hidden
+
+    def _kv(self, layers: Sequence[KVLayer]) -> Any:
+        if self._pool is None or self._pool[0] is not layers:
+            self._pool = (layers, (lib.KV * len(layers))(*map(_kv_struct, layers)))
+        return self._pool[1]
+
+    def _layer(self, layer: LayerWeights) -> lib.Layer:
+        projections = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        norms = (
+            layer.attention_norm, layer.mlp_norm, layer.attention_post_norm, layer.mlp_post_norm,
+            layer.query_norm, layer.key_norm,
+        )  # fmt: skip
+        tables = (None, None) if layer.rotation is None else layer.rotation
+        structs = []
+        for projection in projections:
+            assert isinstance(projection, NativeLinear)
+            structs.append(projection.struct)
+        return lib.Layer(
+            *structs,
+            *(self._pointer(tensor) for tensor in (*norms, *tables)),
+            layer.attention.softcap or 0.0,
+            layer.attention.window or 0,
+        )
+
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        kept = tensor.float().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+
+def _kv_struct(layer: KVLayer) -> lib.KV:
+    key = layer.key
+    return lib.KV(key.data_ptr(), layer.value.data_ptr(), key.shape[1] * key.shape[2] * key.element_size())
+
+
+def _aligned_bytes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Memory that starts on a cache line."""
+    raw = np.empty(count + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + count]
+
+
+def _check(done: int) -> None:
+    if not done:
+        raise MemoryError("the native kernels could not get memory for their buffers")

@@ -1,0 +1,241 @@
+/* Attention over paged KV, included once per instruction set behind kernels.inc.h.
+ *
+ * A task stacks rows (tokens times the query heads of one KV head) and walks tiles of 128 key positions. Every tile's
+ * softmax is made by itself (its own maximum and sum) and tiles are merged in ascending order, so a row's bits do not
+ * depend on what it is stacked with nor on where chunks, caches and segments begin. (Online softmax: Milakov and
+ * Gimelshein 2018; tiles and merging as in FlashAttention, Dao et al. 2022; stacked shared prefixes as in Hydragen,
+ * Juravsky et al. 2024.) */
+
+enum { SCORE_VECTORS = FW_SLOTS / W, MAX_TILE_BLOCKS = FW_TILE / FW_SLOTS };
+#define STACK (W == 16 ? 8 : 4) /* rows computed at once */
+
+typedef struct {
+    int32_t group_size, dim, kv_kind;
+    const fw_attention *plan;
+    const fw_layer *layer;
+    const char *keys, *values; /* of the task's KV head */
+    int64_t block_bytes;
+    float *query, *sum, *scores, *largest, *total; /* [R][dim] [R][dim] [R][128] [R] [R] */
+    float *old_factor, *new_factor;                /* [R], of a merge */
+    int32_t stacked;                               /* R */
+} stack;
+
+INLINE int32_t position_of(const stack *s, const fw_task *task, int32_t stacked_row)
+{
+    return s->plan->positions[s->plan->rows[task->row_begin + stacked_row / s->group_size]];
+}
+
+/* Scores of mr rows against the 16 keys of a block. */
+INLINE void score_block(const int kv_kind, const int mr, const stack *s, int32_t row, const char *block, float *scores)
+{
+    vf acc[STACK][SCORE_VECTORS];
+    const float *q = s->query + (int64_t)row * s->dim;
+    const int32_t dim = s->dim;
+    for (int r = 0; r < mr; ++r)
+        for (int v = 0; v < SCORE_VECTORS; ++v) acc[r][v] = v_set(0);
+    for (int32_t d = 0; d < dim; d += 2) {
+        vf one[SCORE_VECTORS], two[SCORE_VECTORS];
+        for (int v = 0; v < SCORE_VECTORS; ++v) {
+            if (kv_kind == FW_BF16) {
+                v_load_pairs((const uint16_t *)block + FW_SLOTS * d + 2 * W * v, &one[v], &two[v]);
+            } else {
+                one[v] = v_load((const float *)block + FW_SLOTS * d + W * v);
+                two[v] = v_load((const float *)block + FW_SLOTS * (d + 1) + W * v);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < mr; ++r)
+            for (int v = 0; v < SCORE_VECTORS; ++v) {
+                acc[r][v] = v_fma(v_set(q[r * dim + d]), one[v], acc[r][v]);
+                acc[r][v] = v_fma(v_set(q[r * dim + d + 1]), two[v], acc[r][v]);
+            }
+    }
+    for (int r = 0; r < mr; ++r)
+        for (int v = 0; v < SCORE_VECTORS; ++v) v_store(scores + r * FW_TILE + W * v, acc[r][v]);
+}
+
+/* Merge the weighted values of one tile into mr rows, columns d .. d + nd * W. */
+INLINE void merge_values(const int kv_kind, const int mr, const int nd, const stack *s, int32_t row,
+                         const char *const *blocks, int32_t num_blocks, int32_t d)
+{
+    vf acc[STACK][2];
+    const float *weights = s->scores + (int64_t)row * FW_TILE;
+    for (int r = 0; r < mr; ++r)
+        for (int v = 0; v < nd; ++v) acc[r][v] = v_set(0);
+    for (int32_t b = 0; b < num_blocks; ++b) {
+        for (int32_t slot = 0; slot < FW_SLOTS; slot += 2) {
+            vf one[2], two[2];
+            for (int v = 0; v < nd; ++v) {
+                if (kv_kind == FW_BF16) {
+                    v_load_pairs((const uint16_t *)blocks[b] + slot * s->dim + 2 * (d + W * v), &one[v], &two[v]);
+                } else {
+                    one[v] = v_load((const float *)blocks[b] + slot * s->dim + d + W * v);
+                    two[v] = v_load((const float *)blocks[b] + (slot + 1) * s->dim + d + W * v);
+                }
+            }
+            const float *w = weights + FW_SLOTS * b + slot;
+#pragma GCC unroll 8
+            for (int r = 0; r < mr; ++r)
+                for (int v = 0; v < nd; ++v) {
+                    acc[r][v] = v_fma(v_set(w[r * FW_TILE]), one[v], acc[r][v]);
+                    acc[r][v] = v_fma(v_set(w[r * FW_TILE + 1]), two[v], acc[r][v]);
+                }
+        }
+    }
+    for (int r = 0; r < mr; ++r)
+        for (int v = 0; v < nd; ++v) {
+            float *to = s->sum + (int64_t)(row + r) * s->dim + d + W * v;
+            vf kept = v_mul(v_load(to), v_set(s->old_factor[row + r]));
+            v_store(to, v_fma(acc[r][v], v_set(s->new_factor[row + r]), kept));
+        }
+}
+
+/* Turn a row's scores of a tile into weights, and prepare the merge. Positions visible: [low, high) of the tile. */
+static void weigh(const stack *s, int32_t row, int32_t low, int32_t high, int32_t width)
+{
+    float *scores = s->scores + (int64_t)row * FW_TILE;
+    if (s->layer->softcap > 0)
+        for (int32_t i = 0; i < width; i += W)
+            v_store(scores + i, v_mul(v_set(s->layer->softcap),
+                                      v_tanh(v_mul(v_load(scores + i), v_set(1.0f / s->layer->softcap)))));
+    for (int32_t i = 0; i < low && i < width; ++i) scores[i] = -INFINITY;
+    for (int32_t i = high > 0 ? high : 0; i < width; ++i) scores[i] = -INFINITY;
+    vf top = v_set(-INFINITY);
+    for (int32_t i = 0; i < width; i += W) top = v_max(top, v_load(scores + i));
+    float largest = v_largest(top), before = s->largest[row];
+    if (largest == -INFINITY) { /* nothing visible */
+        for (int32_t i = 0; i < width; i += W) v_store(scores + i, v_set(0));
+        s->old_factor[row] = 1;
+        s->new_factor[row] = 0;
+        return;
+    }
+    vf total = v_set(0);
+    for (int32_t i = 0; i < width; i += W) {
+        vf weight = v_exp(v_sub(v_load(scores + i), v_set(largest)));
+        v_store(scores + i, weight);
+        total = v_add(total, weight);
+    }
+    float now = largest > before ? largest : before, factors[2 * W];
+    v_store(factors, v_exp(v_set(before - now)));
+    v_store(factors + W, v_exp(v_set(largest - now)));
+    s->old_factor[row] = factors[0];
+    s->new_factor[row] = factors[W];
+    s->total[row] = s->total[row] * factors[0] + v_sum(total) * factors[W];
+    s->largest[row] = now;
+}
+
+#define STACKED(MR)                                                                                              \
+    case MR:                                                                                                     \
+        if (phase == 0) {                                                                                        \
+            for (int32_t b = 0; b < num_blocks; ++b)                                                             \
+                score_block(kv_kind, MR, s, row, keys[b], s->scores + (int64_t)row * FW_TILE + FW_SLOTS * b);    \
+        } else {                                                                                                 \
+            int32_t d = 0;                                                                                       \
+            for (; d + 2 * W <= s->dim; d += 2 * W)                                                              \
+                merge_values(kv_kind, MR, 2, s, row, values, num_blocks, d);                                     \
+            for (; d < s->dim; d += W) merge_values(kv_kind, MR, 1, s, row, values, num_blocks, d);              \
+        }                                                                                                        \
+        break
+
+/* Rows [begin, end) of the stack against one tile. */
+INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, int32_t begin, int32_t end, int32_t tile,
+                      const int32_t *blocks)
+{
+    const int32_t window = s->layer->window, start = tile * FW_TILE;
+    int32_t visible = 0, lowest = FW_TILE;
+    for (int32_t row = begin; row < end; row += s->group_size) {
+        int32_t position = position_of(s, task, row), low = window ? position - window + 1 - start : 0;
+        int32_t high = position + 1 - start;
+        visible = high > visible ? high : visible;
+        lowest = low < lowest ? low : lowest;
+    }
+    if (visible <= 0 || lowest >= FW_TILE) return;
+    visible = visible > FW_TILE ? FW_TILE : visible;
+    int32_t num_blocks = (visible + FW_SLOTS - 1) / FW_SLOTS;
+    const char *keys[MAX_TILE_BLOCKS], *values[MAX_TILE_BLOCKS];
+    for (int32_t b = 0; b < num_blocks; ++b) {
+        keys[b] = s->keys + blocks[b] * s->block_bytes;
+        values[b] = s->values + blocks[b] * s->block_bytes;
+    }
+    for (int phase = 0; phase < 2; ++phase) {
+        for (int32_t row = begin, step; row < end; row += step) {
+            step = end - row >= STACK ? STACK : end - row >= 4 ? 4 : end - row;
+            switch (step) {
+                STACKED(1);
+                STACKED(2);
+                STACKED(3);
+                STACKED(4);
+#if W == 16
+                STACKED(8);
+#endif
+            }
+        }
+        if (phase == 1) break;
+        for (int32_t row = begin; row < end; ++row) {
+            int32_t position = position_of(s, task, row);
+            weigh(s, row, window ? position - window + 1 - start : 0, position + 1 - start, num_blocks * FW_SLOTS);
+        }
+    }
+}
+
+static void walk_f32(const stack *s, const fw_task *task, int32_t begin, int32_t end, int32_t tile,
+                     const int32_t *blocks)
+{
+    walk_tile(FW_F32, s, task, begin, end, tile, blocks);
+}
+
+static void walk_bf16(const stack *s, const fw_task *task, int32_t begin, int32_t end, int32_t tile,
+                      const int32_t *blocks)
+{
+    walk_tile(FW_BF16, s, task, begin, end, tile, blocks);
+}
+
+static void attend(const fw_model *model, const fw_layer *layer, const fw_attention *plan, const fw_task *task,
+                   int32_t kv_head, const fw_kv *kv, const float *query, int64_t query_stride, float *out,
+                   float *scratch)
+{
+    const int32_t group = model->num_heads / model->num_kv_heads, dim = model->head_dim;
+    const int32_t stacked = (task->row_end - task->row_begin) * group;
+    stack s = {group, dim, model->kv_kind, plan, layer};
+    s.keys = (const char *)kv->key + kv_head * kv->head_stride;
+    s.values = (const char *)kv->value + kv_head * kv->head_stride;
+    s.block_bytes = (int64_t)FW_SLOTS * dim * (model->kv_kind == FW_BF16 ? 2 : 4);
+    s.query = scratch;
+    s.sum = s.query + (int64_t)stacked * dim;
+    s.scores = s.sum + (int64_t)stacked * dim;
+    s.largest = s.scores + (int64_t)stacked * FW_TILE;
+    s.total = s.largest + stacked;
+    s.old_factor = s.total + stacked;
+    s.new_factor = s.old_factor + stacked;
+    s.stacked = stacked;
+    vf scale = v_set(model->scale);
+    for (int32_t row = 0; row < stacked; ++row) {
+        int32_t token = plan->rows[task->row_begin + row / group], head = kv_head * group + row % group;
+        const float *from = query + token * query_stride + (int64_t)head * dim;
+        for (int32_t d = 0; d < dim; d += W) {
+            v_store(s.query + (int64_t)row * dim + d, v_mul(v_load(from + d), scale));
+            v_store(s.sum + (int64_t)row * dim + d, v_set(0));
+        }
+        s.largest[row] = -INFINITY;
+        s.total[row] = 0;
+    }
+    for (int32_t i = task->segment_begin; i < task->segment_end; ++i) {
+        const fw_segment *segment = plan->segments + i;
+        int32_t begin = (segment->row_begin - task->row_begin) * group;
+        int32_t end = (segment->row_end - task->row_begin) * group;
+        for (int32_t tile = segment->tile_begin; tile < segment->tile_end; ++tile) {
+            const int32_t *blocks = plan->blocks + segment->first_block + tile * MAX_TILE_BLOCKS;
+            (model->kv_kind == FW_BF16 ? walk_bf16 : walk_f32)(&s, task, begin, end, tile, blocks);
+        }
+    }
+    for (int32_t row = 0; row < stacked; ++row) {
+        int32_t token = plan->rows[task->row_begin + row / group], head = kv_head * group + row % group;
+        float *to = out + ((int64_t)token * model->num_heads + head) * dim;
+        vf total = v_set(s.total[row]);
+        for (int32_t d = 0; d < dim; d += W) v_store(to + d, v_div(v_load(s.sum + (int64_t)row * dim + d), total));
+    }
+}
+
+const fw_kernels NAME = {
+    KERNELS_NAME, supported, rms_norm, gated, rotate, encode, act_bytes, linear, attend, argmax,
+};

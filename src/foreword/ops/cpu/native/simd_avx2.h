@@ -1,0 +1,126 @@
+/* AVX2 + FMA + F16C: 8 floats a vector. */
+#define W 8
+typedef __m256 vf;
+typedef __m256i vi;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vf v_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void v_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+INLINE vf v_set(float x) { return _mm256_set1_ps(x); }
+INLINE vf v_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+INLINE vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
+INLINE vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
+INLINE vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+INLINE vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+/* A NaN in the second operand comes through. */
+INLINE vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+INLINE vf v_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+INLINE vf v_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vf v_zero_below(vf x, vf limit, vf y) /* y, and 0 where x < limit */
+{
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y);
+}
+INLINE vf v_power_of_two(vf whole) /* 2^whole, -127 < whole < 128 */
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
+}
+INLINE float v_sum(vf a)
+{
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+INLINE float v_largest(vf a)
+{
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+INLINE vf v_load_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+/* W pairs of bfloat16: the first of each pair, and the second. */
+INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
+{
+    __m256i raw = _mm256_loadu_si256((const __m256i *)p);
+    *first = _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
+    *second = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)));
+}
+/* Rounds to bytes: -127 .. 127; returns nothing of a NaN, which the scale carries. */
+INLINE void v_store_bytes(int8_t *p, vf x)
+{
+    __m256i whole = _mm256_cvtps_epi32(x);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64((__m128i *)p, _mm_packs_epi16(words, words));
+}
+
+/* --- products of byte weights with byte activations: 16 columns, one group of 32 inputs ------------------------- */
+
+enum { ROWS_QUANTISED = 4, ROWS_FLOAT = 6 };
+#define HALVES 2 /* vectors of 8 columns in a panel; computed one after the other to stay within 16 registers */
+
+INLINE vi bytes_at(const int8_t *p)
+{
+    int32_t four;
+    memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+
+/* Keep a running sum in its register: without this gcc makes all products first, and spills them. */
+#define KEEP(x) __asm__("" : "+x"(x))
+
+/* sums[r][h]: columns 8h.. of row r, as floats. 4-bit weights are 0 .. 15 and activations -127 .. 127, so eight
+ * products fit a signed 16-bit lane: 8 * 2 * 15 * 127 = 30480. */
+INLINE void dot_q4(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
+                   vf sums[][HALVES])
+{
+    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    __m256i acc[ROWS_QUANTISED][HALVES];
+    for (int r = 0; r < mr; ++r)
+        for (int h = 0; h < halves; ++h) acc[r][h] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 2
+        for (int h = 0; h < halves; ++h) {
+            __m256i raw = _mm256_loadu_si256((const __m256i *)(w + 64 * j + 32 * (first + h)));
+            __m256i even = _mm256_and_si256(raw, low), odd = _mm256_and_si256(_mm256_srli_epi16(raw, 4), low);
+#pragma GCC unroll 8
+            for (int r = 0; r < mr; ++r) {
+                acc[r][h] = _mm256_add_epi16(acc[r][h], _mm256_maddubs_epi16(even, bytes_at(x[r] + 4 * j)));
+                acc[r][h] = _mm256_add_epi16(acc[r][h], _mm256_maddubs_epi16(odd, bytes_at(x[r] + 4 * j + 16)));
+                KEEP(acc[r][h]);
+            }
+        }
+    }
+    for (int r = 0; r < mr; ++r)
+        for (int h = 0; h < halves; ++h) sums[r][h] = _mm256_cvtepi32_ps(_mm256_madd_epi16(acc[r][h], ones));
+}
+
+/* A byte weight is split into its halves, both handled as above: maddubs on whole bytes would saturate. */
+INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
+                   const int32_t *totals, vf sums[][HALVES])
+{
+    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+    for (int h = 0; h < halves; ++h) {
+        __m256i small[ROWS_QUANTISED], large[ROWS_QUANTISED];
+        for (int r = 0; r < mr; ++r) small[r] = large[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+            __m256i raw = _mm256_loadu_si256((const __m256i *)(w + 64 * j + 32 * (first + h)));
+            __m256i even = _mm256_and_si256(raw, low), odd = _mm256_and_si256(_mm256_srli_epi16(raw, 4), low);
+#pragma GCC unroll 8
+            for (int r = 0; r < mr; ++r) {
+                __m256i four = bytes_at(x[r] + 4 * j);
+                small[r] = _mm256_add_epi16(small[r], _mm256_maddubs_epi16(even, four));
+                large[r] = _mm256_add_epi16(large[r], _mm256_maddubs_epi16(odd, four));
+                KEEP(small[r]);
+                KEEP(large[r]);
+            }
+        }
+        for (int r = 0; r < mr; ++r) {
+            __m256i total = _mm256_add_epi32(_mm256_madd_epi16(small[r], ones), _mm256_madd_epi16(large[r], sixteens));
+            total = _mm256_sub_epi32(total, _mm256_set1_epi32(128 * totals[r])); /* weights are stored plus 128 */
+            sums[r][h] = _mm256_cvtepi32_ps(total);
+        }
+    }
+}
