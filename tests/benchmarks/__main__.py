@@ -16,7 +16,7 @@ from foreword.model.source import resolve
 from foreword.text.tokenizer import Tokenizer
 
 from . import catalogue, machine, models, report
-from .catalogue import HERE
+from .machine import HERE
 from .processes import Workers
 from .turns import FRESH, Bench, Record
 

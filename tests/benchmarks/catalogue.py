@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from .machine import multiplies_bf16
+
 BATCHED = ("W4", "W4w", "W6", "W7", "memory")
 
 
@@ -86,14 +87,14 @@ _ALL = (
         "vllm",
         "vllm",
         "vllm",
-        _CHECKPOINT | {"int8": "w8a8"},
-        ("bf16", "int8"),
+        _CHECKPOINT | {"int8": "w8a8", "int8-fp32": "w8a8"},
+        ("bf16", "int8") if multiplies_bf16() else ("fp32", "int8-fp32"),
         preload=("tcmalloc_minimal", "iomp5"),
     ),
     Engine("openvino", "openvino", "openvino", _GGUF | {"int8": "openvino"}, ("q4_1", "int8")),
     Engine("llamacpp", "llamacpp", "llamacpp", _GGUF, ("q4_0", "q8_0")),
     Engine("llamacpp-batch", "llamacpp_batch", "llamacpp", _GGUF, ("q4_0", "q8_0"), only=BATCHED),
-    Engine("transformers", "transformers", "transformers", _CHECKPOINT, ("bf16",)),
+    Engine("transformers", "transformers", "transformers", _CHECKPOINT, ("bf16",) if multiplies_bf16() else ("fp32",)),
 )
 ENGINES = {engine.name: engine for engine in _ALL}
 

@@ -8,16 +8,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from .catalogue import HERE
-
+HERE = Path(__file__).parent
 _TELLING_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8")
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has instructions for bfloat16 products; without them peers fall to paths made for none."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(_fields_and_flags()[1])
 
 
 def describe() -> dict[str, Any]:
     """Processor, memory, system, and the commit that was measured."""
-    info = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in info.items()}
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    fields, flags = _fields_and_flags()
     return {
         "cpu": fields.get("model name", platform.machine()),
         "cpus": os.cpu_count(),
@@ -27,6 +29,13 @@ def describe() -> dict[str, Any]:
         "system": platform.platform(),
         "commit": _commit(),
     }
+
+
+def _fields_and_flags() -> tuple[dict[str, str], list[str]]:
+    """What the system says of the last processor, and its instruction sets."""
+    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    fields = {key.strip(): value.strip() for key, value in lines}
+    return fields, (fields.get("flags") or fields.get("Features") or "").split()
 
 
 def _commit() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from foreword.model import embedded
 from foreword.model.source import home, resolve
 
-from .catalogue import HERE
+from .machine import HERE
 
 
 def path(kind: str, folder: Path, interpreter: Path) -> Path | str:

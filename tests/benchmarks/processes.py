@@ -14,7 +14,8 @@ from typing import Any
 from foreword.cli.workloads import Ids, Output, Reply
 
 from . import measure
-from .catalogue import HERE, Entry
+from .catalogue import Entry
+from .machine import HERE
 
 RESERVE_BYTES = 5 * 2**30
 """Memory to keep free when another worker is started: the largest peer and its KV cache."""

