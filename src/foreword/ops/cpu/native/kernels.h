@@ -48,7 +48,7 @@ static inline int64_t fw_panel_bytes(int32_t kind, int32_t k)
 static inline int64_t fw_attend_scratch(const fw_model *model, int32_t rows)
 {
     int64_t stacked = (int64_t)rows * (model->num_heads / model->num_kv_heads);
-    return stacked * (2 * model->head_dim + FW_TILE + 4) + 64;
+    return stacked * (2 * model->head_dim + FW_TILE + 4) + FW_SLOTS * model->head_dim + 64;
 }
 
 #endif
