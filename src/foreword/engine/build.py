@@ -20,7 +20,7 @@ from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.model.config import ModelConfig
 from foreword.model.load import fingerprint, load_model
-from foreword.model.source import resolve
+from foreword.model.source import home, resolve
 from foreword.ops import create_ops, default_dtype
 from foreword.ops.protocol import Ops, Quantization
 from foreword.runtime.runner import ModelRunner
@@ -71,9 +71,8 @@ def build(config: EngineConfig) -> EngineParts:
         ops = create_ops(device, dtype, kernels)
     except ValueError as error:
         reject("kernels" if device == "cpu" else "device", kernels if device == "cpu" else device, str(error))
-    model = load_model(
-        source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device
-    )
+    model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)
+    ops.calibrate(model.shape, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
     num_blocks = _num_blocks(config, geometry, max_model_len)
     try:

@@ -48,11 +48,11 @@ class Decoder:
         # Rounded to the weights' dtype, as the models were trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
         self._rotary = rotary
-        shape = DecoderShape(
+        self.shape = DecoderShape(
             config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
             config.rms_norm_eps, config.activation, config.attention_scale,
         )  # fmt: skip
-        self._fused = ops.fuse(shape, self.layers, final_norm)
+        self._fused = ops.fuse(self.shape, self.layers, final_norm)
 
     def forward(self, batch: ForwardBatch, layers: Sequence[KVLayer]) -> Tensor:
         """Run the batch, writing its keys and values into ``layers``.

@@ -58,9 +58,7 @@ def load_model(
     else:
         head = ops.linear(weights.head("lm_head.weight", weights.take("lm_head.weight", vocab, hidden)))
     weights.finish()
-    return Decoder(
-        config, ops, embedding=embedding, layers=layers, rotary=rotary, final_norm=final_norm, head=head
-    )
+    return Decoder(config, ops, embedding=embedding, layers=layers, rotary=rotary, final_norm=final_norm, head=head)
 
 
 def fingerprint(directory: Path) -> str:
@@ -150,9 +148,7 @@ class _Weights:
             raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are unsupported")
         return tensor.to(device=self._device, dtype=self._dtype)
 
-    def linear(
-        self, parts: dict[str, int], inputs: int, bias: bool
-    ) -> tuple[Tensor | QuantizedWeight, Tensor | None]:
+    def linear(self, parts: dict[str, int], inputs: int, bias: bool) -> tuple[Tensor | QuantizedWeight, Tensor | None]:
         """``weight [sum of parts, inputs]`` and bias of several projections of one input."""
         biases = [self.take(name + ".bias", size) for name, size in parts.items()] if bias else []
         joined_bias = _joined(biases) if biases else None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -155,6 +157,10 @@ class Ops(Protocol):
 
     def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
         """The layers as one operation; None: this backend has none, and they are run primitive by primitive."""
+
+    def calibrate(self, shape: DecoderShape, directory: Path) -> None:
+        """Measure what plans are weighed by, in a few milliseconds, or read what ``directory`` keeps of the last time.
+        Changes no result, only the time."""
 
     def argmax(self, logits: Tensor) -> list[int]:
         """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; of a NaN if any."""

@@ -13,7 +13,7 @@ from foreword.kv.pool import KVPool
 from foreword.model.decoder import Decoder
 from foreword.ops.protocol import Ops
 from foreword.runtime.batch import build_batch, slot_copies
-from foreword.runtime.sampler import Sampler, logprobs
+from foreword.runtime.sampler import Sampler, is_plain_greedy, logprobs
 from foreword.scheduling.scheduler import Chunk, StepPlan
 from foreword.scheduling.sequence import Sequence
 
@@ -62,11 +62,16 @@ class ModelRunner:
         return self._sample([chunk.sequence for chunk, _ in last], logits)
 
     def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
+        best = self._ops.argmax(logits)  # of all rows at once: what greedy requests take as it is
+        finite = torch.isfinite(logits[range(len(best)), best]).tolist()
         samples = []
-        for sequence, row in zip(sequences, logits, strict=True):
+        for number, (sequence, token) in enumerate(zip(sequences, best, strict=True)):
+            if finite[number] and is_plain_greedy(sequence):
+                samples.append(Sample(sequence, sequence.index, token))
+                continue
             first = sequence.index
             for index in range(first, first + sequence.num_samples):
-                samples.append(self._sample_one(sequence, index, row))
+                samples.append(self._sample_one(sequence, index, logits[number]))
         return samples
 
     def _sample_one(self, sequence: Sequence, index: int, row: Tensor) -> Sample:

@@ -64,6 +64,20 @@ class Sampler:
         return row
 
 
+def is_plain_greedy(sequence: Sequence) -> bool:
+    """Whether the next token is the most likely one, with nothing adjusted or reported, in one completion."""
+    params = sequence.request.params
+    return (
+        params.temperature < _GREEDY_BELOW
+        and sequence.num_samples == 1
+        and params.logprobs is None
+        and not params.logit_bias
+        and params.repetition_penalty == 1.0
+        and not (params.presence_penalty or params.frequency_penalty)
+        and len(sequence.token_ids) - sequence.num_prompt >= params.min_tokens
+    )
+
+
 def uniform(seed: int, index: int, position: int) -> float:
     """A number in [0, 1) that depends on its arguments alone: preemption, batching and forks cannot shift it."""
     digest = hashlib.blake2b(f"{seed}/{index}/{position}".encode(), digest_size=8).digest()

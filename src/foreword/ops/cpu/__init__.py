@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from foreword.ops.cpu import attention, elementwise, linear
 from foreword.ops.cpu.schedule import AttentionPlan
 from foreword.ops.protocol import (
-    Activation, AttentionSequence, AttentionSpec, DecoderShape, FusedLayers, KVLayer, LayerWeights, LinearOp,
-    QuantizedWeight, SlotCopy,
+    Activation,
+    AttentionSequence,
+    AttentionSpec,
+    DecoderShape,
+    FusedLayers,
+    KVLayer,
+    LayerWeights,
+    LinearOp,
+    QuantizedWeight,
+    SlotCopy,
 )  # fmt: skip
 from foreword.ops.quantize import dequantize
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -54,8 +64,16 @@ class CpuOps:
             self._smallest_rows = max(self._measured.values())
         return product
 
-    def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
+    def fuse(  # primitive by primitive
+        self,
+        shape: DecoderShape,  # noqa: ARG002
+        layers: Sequence[LayerWeights],  # noqa: ARG002
+        final_norm: Tensor,  # noqa: ARG002
+    ) -> FusedLayers | None:
         return None
+
+    def calibrate(self, shape: DecoderShape, directory: Path) -> None:
+        """Its schedule has no choices to weigh."""
 
     def argmax(self, logits: Tensor) -> list[int]:
         return [int(row.argmax()) for row in logits]
@@ -74,10 +92,10 @@ class CpuOps:
         layer.key.index_copy_(1, slots, key[:count].transpose(0, 1))
         layer.value.index_copy_(1, slots, value[:count].transpose(0, 1))
 
-    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> AttentionPlan:
+    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> Any:
         return AttentionPlan(sequences)
 
-    def attention(self, query: Tensor, layer: KVLayer, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
+    def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:
         return attention.attend(query, layer, plan, spec)
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.cpu import CpuOps
+from foreword.ops.cpu.native import costs as measured
 from foreword.ops.cpu.native import library as lib
 from foreword.ops.cpu.native.plan import Costs, NativePlan, make_plan
 from foreword.ops.protocol import (
-    AttentionSequence, AttentionSpec, DecoderShape, FusedLayers, KVLayer, LayerWeights, LinearOp, QuantizedWeight,
+    AttentionSequence,
+    AttentionSpec,
+    DecoderShape,
+    FusedLayers,
+    KVLayer,
+    LayerWeights,
+    LinearOp,
+    QuantizedWeight,
     SlotCopy,
+    SlotRun,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -31,6 +42,7 @@ class NativeOps(CpuOps):
         dtype: of KV and of weights that are not quantised: float32 or bfloat16. Activations are float32.
         kernels: the instruction set, one of :func:`foreword.ops.cpu.native.library.available`.
         num_threads: threads of the kernels' own pool.
+        costs: what the shared-prefix plan weighs; :meth:`calibrate` measures them.
         share_prefixes: off, no tile is shared; for tests and measurements: the results have the same bits.
 
     Raises:
@@ -99,7 +111,7 @@ class NativeOps(CpuOps):
             key.shape[1] * key.shape[2],
         )  # fmt: skip
 
-    def attention(self, query: Tensor, layer: KVLayer, plan: NativePlan, spec: AttentionSpec) -> Tensor:
+    def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:
         dtype, query = query.dtype, query.float().contiguous()
         output = torch.zeros_like(query)
         model = self._shape(query.shape[1], layer, spec.scale)
@@ -121,11 +133,28 @@ class NativeOps(CpuOps):
         self._num_kv_heads = shape.num_kv_heads
         return NativeLayers(self._library, self._context, shape, layers, final_norm, self.dtype)
 
+    def calibrate(self, shape: DecoderShape, directory: Path) -> None:
+        group = shape.num_heads // shape.num_kv_heads
+        key = f"{self.name}-{str(self.dtype).removeprefix('torch.')}-{shape.head_dim}x{group}"
+        self._costs = measured.remembered(directory, key, lambda: measured.fit(self._seconds(group, shape.head_dim)))
+
+    def _seconds(self, group: int, head_dim: int) -> Callable[[int, int], float]:
+        """How long one task of some rows and tiles takes, one KV head and thus one thread working."""
+
+        def seconds(rows: int, tiles: int) -> float:
+            length = tiles * TILE
+            layer = KVLayer(*torch.ones(2, 1, length, head_dim, dtype=self.dtype))
+            sequences = [AttentionSequence(row, 1, length, (SlotRun(0, length),)) for row in range(rows)]
+            positions = np.full(rows, length - 1, dtype=np.int32)
+            plan = make_plan(sequences, positions, num_kv_heads=1, num_threads=1, costs=self._costs)
+            query = torch.zeros(rows, group, head_dim)
+            return measured.timed(lambda: self.attention(query, layer, plan, AttentionSpec(1.0)))
+
+        return seconds
+
     def argmax(self, logits: Tensor) -> list[int]:
         chosen = np.empty(len(logits), dtype=np.int32)
-        self._library.fw_argmax(
-            self._context, logits.data_ptr(), logits.shape[0], logits.shape[1], chosen.ctypes.data
-        )
+        self._library.fw_argmax(self._context, logits.data_ptr(), logits.shape[0], logits.shape[1], chosen.ctypes.data)
         return chosen.tolist()
 
     @staticmethod
@@ -160,9 +189,7 @@ class NativeLinear:
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.float().contiguous()
         output = torch.empty(len(rows), self.struct.n)
-        _check(
-            self._library.fw_apply(self._context, self.struct, rows.data_ptr(), len(rows), output.data_ptr())
-        )
+        _check(self._library.fw_apply(self._context, self.struct, rows.data_ptr(), len(rows), output.data_ptr()))
         return output
 
 

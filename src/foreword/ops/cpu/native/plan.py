@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.cpu.native.library import SLOTS, Attention
-from foreword.ops.protocol import AttentionSequence
+from foreword.ops.protocol import AttentionSequence, SlotRun
 
 Ints = NDArray[np.int32]
 
@@ -77,16 +78,21 @@ class NativePlan:
 
 
 class _Decoding(NamedTuple):
-    """A sequence with one query."""
+    """A sequence with one query; sorted by where their KV lies, those with a common beginning are neighbours."""
 
+    runs: tuple[SlotRun, ...]
     row: int
     tiles: int
-    blocks: Ints
     first_block: int
 
 
 def make_plan(
-    sequences: Sequence[AttentionSequence], positions: Ints, *, num_kv_heads: int, num_threads: int, costs: Costs,
+    sequences: Sequence[AttentionSequence],
+    positions: Ints,
+    *,
+    num_kv_heads: int,
+    num_threads: int,
+    costs: Costs,
     share: bool = True,
 ) -> NativePlan:
     """Plan the attention of a step.
@@ -102,14 +108,14 @@ def make_plan(
     for sequence, blocks in zip(sequences, tables, strict=True):
         if sequence.query_len == 1:
             tiles = -(-sequence.kv_len // TILE)
-            decoding.append(_Decoding(sequence.query_start, tiles, blocks, offset))
+            decoding.append(_Decoding(sequence.runs, sequence.query_start, tiles, offset))
         else:
             planner.add_prompt(sequence, offset)
         offset += len(blocks)
     if decoding:
         planner.add_decoding(decoding, num_kv_heads, num_threads, share)
-    blocks = np.concatenate(tables) if len(tables) != 1 else tables[0]
-    return planner.finish(positions, blocks)
+    ahead = np.zeros(2, dtype=np.int32)  # the kernels look two blocks ahead
+    return planner.finish(positions, np.concatenate([*tables, ahead]))
 
 
 def _block_table(sequence: AttentionSequence) -> Ints:
@@ -140,18 +146,13 @@ class _Planner:
             self.used += tiles
 
     def add_decoding(self, items: list[_Decoding], num_kv_heads: int, num_threads: int, share: bool) -> None:
-        if not share:
-            groups = [[item] for item in items]
-        else:
-            items = sorted(items, key=lambda item: item.blocks.tobytes())
-            common = [_common_tiles(a, b) for a, b in zip(items, items[1:], strict=False)]
-            groups = _split(items, common, num_kv_heads, num_threads, self.costs)
-        for group in groups:
-            common = [_common_tiles(a, b) for a, b in zip(group, group[1:], strict=False)]
-            start = len(self.rows)
+        items = sorted(items)
+        common = [_common_tiles(a.runs, b.runs) if share else 0 for a, b in pairwise(items)]
+        for begin, end in _split(items, common, num_kv_heads, num_threads, self.costs):
+            group, start = items[begin:end], len(self.rows)
             self.rows += [item.row for item in group]
             self.used += sum(item.tiles for item in group)
-            self._add_task(list(_segments(group, common, start, 0)))
+            self._add_task(_segments(group, common[begin : end - 1], start, 0))
 
     def _add_task(self, segments: list[Segment]) -> None:
         first = len(self.segments)
@@ -175,40 +176,41 @@ class _Planner:
         return NativePlan(struct, arrays, read, self.used)
 
 
-def _common_tiles(one: _Decoding, two: _Decoding) -> int:
+def _common_tiles(one: Sequence[SlotRun], two: Sequence[SlotRun]) -> int:
     """Leading tiles that both have in the same place."""
-    length = min(len(one.blocks), len(two.blocks))
-    different = np.flatnonzero(one.blocks[:length] != two.blocks[:length])
-    return int(different[0] if len(different) else length) // TILE_BLOCKS
+    common = 0
+    for (start, length), (other_start, other_length) in zip(one, two, strict=False):
+        if start != other_start:
+            break
+        common += min(length, other_length)
+        if length != other_length:
+            break
+    return common // TILE
 
 
 def _split(
     items: list[_Decoding], common: list[int], num_kv_heads: int, num_threads: int, costs: Costs
-) -> list[list[_Decoding]]:
+) -> list[tuple[int, int]]:
     """Sequences that share tiles, as tasks: in as few as possible, yet so that all threads end at the same time.
 
     A task is done once per KV head, and the pieces are dealt out to the threads. Cutting a group means that each part
     reads the shared tiles again; not cutting it may leave threads idle. The costs decide.
     """
-    groups: list[list[_Decoding]] = [[items[0]]]
-    for item, shared in zip(items[1:], common, strict=True):
-        if shared:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
+    cuts = [0, *(i + 1 for i, tiles in enumerate(common) if not tiles), len(items)]
+    groups = list(pairwise(cuts))
     best, best_time = groups, float("inf")
     for parts in range(1, num_threads + 1):
-        candidate = [piece for group in groups for piece in _pieces(group, parts)]
-        times = [costs.of(len(piece), min(item.tiles for item in piece)) for piece in candidate]
+        candidate = [piece for group in groups for piece in _pieces(*group, parts)]
+        times = [costs.of(end - begin, min(item.tiles for item in items[begin:end])) for begin, end in candidate]
         time = _makespan([t for t in times for _ in range(num_kv_heads)], num_threads)
         if time < 0.97 * best_time:
             best, best_time = candidate, time
     return best
 
 
-def _pieces(group: list[_Decoding], parts: int) -> list[list[_Decoding]]:
-    size = -(-len(group) // parts)
-    return [group[start : start + size] for start in range(0, len(group), size)]
+def _pieces(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
+    size = -(-(end - begin) // parts)
+    return [(start, min(start + size, end)) for start in range(begin, end, size)]
 
 
 def _makespan(times: list[float], num_threads: int) -> float:
