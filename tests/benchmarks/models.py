@@ -30,7 +30,7 @@ def path(kind: str, folder: Path, interpreter: Path) -> Path | str:
     """
     if kind == "name":
         return embedded.NAME
-    checkpoint = resolve(embedded.NAME).directory
+    checkpoint = _once(folder / "checkpoint", _write_checkpoint)
     if kind == "checkpoint":
         return checkpoint
     gguf = embedded.gguf_file(home())
@@ -54,6 +54,17 @@ def _once(target: Path, make: Callable[[Path], None]) -> Path:
         make(partial)
         os.replace(partial, target)
     return target
+
+
+def _write_checkpoint(target: Path) -> None:
+    """Foreword's own copy without the packed weights that lie beside the plain ones, which peers do not know."""
+    from safetensors.torch import load_file, save_file
+
+    source = resolve(embedded.NAME).directory
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = load_file(source / "model.safetensors")
+    plain = {name: weight for name, weight in weights.items() if name.rpartition(".")[0] not in weights}
+    save_file(plain, target / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_w8a8(checkpoint: Path, target: Path) -> None:
