@@ -16,15 +16,18 @@ from foreword.model.decoder import Decoder
 from foreword.model.inputs import ForwardBatch
 from foreword.model.load import load_model
 from foreword.ops import create_ops
-from foreword.ops.protocol import AttentionSequence, SlotRun
+from foreword.ops.protocol import AttentionSequence, Quantization, SlotRun
 
 BLOCK = 16
 
 
-def load(directory: Path, dtype: torch.dtype) -> Decoder:
+def load(
+    directory: Path, dtype: torch.dtype, kernels: str = "auto", quantization: Quantization | None = None
+) -> Decoder:
     """The checkpoint in ``directory`` on the CPU."""
-    ops = create_ops("cpu", dtype)
-    return load_model(directory, ModelConfig.from_directory(directory), dtype=dtype, ops=ops)
+    ops = create_ops("cpu", dtype, kernels)
+    config = ModelConfig.from_directory(directory)
+    return load_model(directory, config, dtype=dtype, ops=ops, quantization=quantization)
 
 
 @dataclass
@@ -87,9 +90,9 @@ class Bench:
         rows = ops.pad_rows(len(ids))
         padding = [0] * (rows - len(ids))
         batch = ForwardBatch(
-            torch.tensor(ids + padding),
-            torch.tensor(positions + padding),
-            torch.tensor(slots),
+            torch.tensor(ids + padding, dtype=torch.int32),
+            torch.tensor(positions + padding, dtype=torch.int32),
+            torch.tensor(slots, dtype=torch.int32),
             ops.plan_attention(attention),
         )
         hidden = self.decoder.forward(batch, self.pool.layers)

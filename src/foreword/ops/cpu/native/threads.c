@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
@@ -13,8 +14,10 @@
 #endif
 
 enum {
-    SPINS_AT_BARRIER = 20000, /* then give the processor away at every look: a neighbour may need it to get here */
-    SPINS_FOR_WORK = 4000,    /* about 0.1 ms; then sleep, so that an idle engine costs nothing */
+    SPINS_AT_BARRIER = 1000, /* then give the processor away at every look: a neighbour may need it to get here */
+    SPINS_FOR_WORK = 4000,   /* about 0.1 ms; then sleep, so that an idle engine costs nothing */
+    ALONE_NS = 200000000,    /* how long one thread works alone after the others kept it waiting */
+    TOO_LONG_PERCENT = 35,   /* of all threads' time spent waiting: other programs hold the processors */
 };
 
 typedef struct {
@@ -23,7 +26,8 @@ typedef struct {
 } padded;
 
 struct fw_pool {
-    int size;
+    int size, active; /* threads there are, and threads of this run */
+    int64_t alone_until;
     pthread_t *threads;
     fw_job job;
     void *argument;
@@ -33,6 +37,7 @@ struct fw_pool {
     char padding1[60];
     _Atomic int phase;
     char padding2[60];
+    _Atomic int64_t waited; /* nanoseconds at barriers in this run, all threads together */
     padded *own;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -43,20 +48,30 @@ typedef struct {
     int number;
 } worker_argument;
 
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
 void fw_pool_barrier(fw_pool *pool, int thread)
 {
-    if (pool->size == 1) return;
+    if (pool->active == 1) return;
     int next = atomic_load_explicit(&pool->own[thread].phase, memory_order_relaxed) + 1;
     atomic_store_explicit(&pool->own[thread].phase, next, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->size - 1) {
+    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->active - 1) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&pool->phase, next, memory_order_release);
         return;
     }
-    for (int spins = 0; atomic_load_explicit(&pool->phase, memory_order_acquire) != next; ++spins) {
+    for (int spins = 0; spins < SPINS_AT_BARRIER; ++spins) {
+        if (atomic_load_explicit(&pool->phase, memory_order_acquire) == next) return;
         PAUSE();
-        if (spins > SPINS_AT_BARRIER) sched_yield();
     }
+    const int64_t start = now_ns();
+    while (atomic_load_explicit(&pool->phase, memory_order_acquire) != next) sched_yield();
+    atomic_fetch_add_explicit(&pool->waited, now_ns() - start, memory_order_relaxed);
 }
 
 static int wait_for_work(fw_pool *pool, int seen)
@@ -83,7 +98,7 @@ static void *worker(void *raw)
     for (int seen = 0;;) {
         seen = wait_for_work(pool, seen);
         if (atomic_load(&pool->stopping)) return NULL;
-        pool->job(pool->argument, argument.number, pool->size);
+        pool->job(pool->argument, argument.number, pool->active);
         fw_pool_barrier(pool, argument.number);
     }
 }
@@ -97,13 +112,25 @@ static void announce(fw_pool *pool)
     pthread_mutex_unlock(&pool->mutex);
 }
 
+/* Where other programs hold the processors, threads that wait for each other lose more than they gain: two threads and
+ * one busy neighbour on two cores took six times as long as one thread. So when a run was mostly waiting, the next ones
+ * are done by one thread for a while. No result depends on the number of threads. */
 void fw_pool_run(fw_pool *pool, fw_job job, void *argument)
 {
+    const int64_t start = now_ns();
+    pool->active = start < pool->alone_until ? 1 : pool->size;
+    if (pool->active == 1) {
+        job(argument, 0, 1);
+        return;
+    }
     pool->job = job;
     pool->argument = argument;
-    if (pool->size > 1) announce(pool);
-    job(argument, 0, pool->size);
+    atomic_store(&pool->waited, 0);
+    announce(pool);
+    job(argument, 0, pool->active);
     fw_pool_barrier(pool, 0);
+    const int64_t end = now_ns(), waited = atomic_load(&pool->waited);
+    if (100 * waited > TOO_LONG_PERCENT * pool->active * (end - start) && waited > 1000000) pool->alone_until = end + ALONE_NS;
 }
 
 int fw_pool_size(const fw_pool *pool) { return pool->size; }
