@@ -82,22 +82,24 @@ Rows = dict[tuple[str, int], list["Tensor"]]
 @contextmanager
 def recorded(engine: Engine) -> Iterator[Rows]:
     """Record every row of logits that ``engine`` samples from; no position may be sampled twice."""
-    sampler, rows, seen = engine._loop.core.runner._sampler, Rows(), set[tuple[str, int, int]]()
-    original = sampler.sample
+    runner, rows, seen = engine._loop.core.runner, Rows(), set[tuple[str, int, int]]()
+    original = runner._sample
 
-    def sample(logits: Tensor, sequence: Any, index: int) -> int:
-        key = (sequence.request.request_id, index)
-        place = (*key, len(sequence.token_ids))
-        assert place not in seen, f"{place} was sampled twice"
-        seen.add(place)
-        rows.setdefault(key, []).append(logits.clone())
-        return original(logits, sequence, index)
+    def sample(sequences: list[Any], logits: Tensor) -> Any:
+        for sequence, row in zip(sequences, logits, strict=True):
+            for index in range(sequence.index, sequence.index + sequence.num_samples):
+                key = (sequence.request.request_id, index)
+                place = (*key, len(sequence.token_ids))
+                assert place not in seen, f"{place} was sampled twice"
+                seen.add(place)
+                rows.setdefault(key, []).append(row.clone())
+        return original(sequences, logits)
 
-    sampler.sample = sample  # type: ignore[method-assign]
+    runner._sample = sample  # type: ignore[method-assign]
     try:
         yield rows
     finally:
-        del sampler.sample
+        del runner._sample
 
 
 def generate_recorded(engine: Engine, prompts: list[Any], **sampling: Any) -> list[tuple[list[int], Tensor]]:

@@ -68,7 +68,7 @@ def build(config: EngineConfig) -> EngineParts:
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
     quantization = _quantization(config, kernels)
     try:
-        ops = create_ops(device, dtype, kernels)
+        ops = create_ops(device, dtype, kernels, quantization is not None)
     except ValueError as error:
         reject("kernels" if device == "cpu" else "device", kernels if device == "cpu" else device, str(error))
     model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from foreword.ops.protocol import Ops
 
 
-def create_ops(device: str, dtype: torch.dtype, kernels: str = "auto") -> Ops:
+def create_ops(device: str, dtype: torch.dtype, kernels: str = "auto", quantized: bool = False) -> Ops:
     """The backend for ``device``, computing in ``dtype``.
 
     Args:
         kernels: on the CPU, the instruction set of the native kernels, ``"torch"`` for none of them, or ``"auto"``
             for the best there are.
+        quantized: weights will be quantised; if not, bfloat16 products are oneDNN's where the processor has them.
 
     Raises:
         ValueError: there is no backend for the device, the dtype or the kernels.
@@ -28,7 +29,8 @@ def create_ops(device: str, dtype: torch.dtype, kernels: str = "auto") -> Ops:
             return CpuOps(dtype)
         from foreword.ops.cpu.native import NativeOps
 
-        return NativeOps(dtype, chosen)
+        fast = str(dtype) == "torch.bfloat16" and _has_fast_bfloat16()
+        return NativeOps(dtype, chosen, onednn=fast and not quantized)
     if device.partition(":")[0] == "cuda":
         raise ValueError(f"device={device!r} is not supported yet: the Triton backend is still to come; use 'cpu'")
     raise ValueError(f"device={device!r} is not supported: use 'cpu'")

@@ -42,6 +42,8 @@ class NativeOps(CpuOps):
         dtype: of KV and of weights that are not quantised: float32 or bfloat16. Activations are float32.
         kernels: the instruction set, one of :func:`foreword.ops.cpu.native.library.available`.
         num_threads: threads of the kernels' own pool.
+        onednn: products of unquantised weights go through oneDNN, layer by layer, and only attention is native: faster
+            where the processor multiplies bfloat16 itself (AVX512-BF16, AMX), which these kernels do not do.
         costs: what the shared-prefix plan weighs; :meth:`calibrate` measures them.
         share_prefixes: off, no tile is shared; for tests and measurements: the results have the same bits.
 
@@ -56,8 +58,10 @@ class NativeOps(CpuOps):
         num_threads: int | None = None,
         costs: Costs = DEFAULT_COSTS,
         share_prefixes: bool = True,
+        onednn: bool = False,
     ) -> None:
         super().__init__(dtype)
+        self._onednn = onednn
         self.name = kernels
         self.num_threads = num_threads or torch.get_num_threads()
         self.share_prefixes = share_prefixes
@@ -78,12 +82,14 @@ class NativeOps(CpuOps):
 
     @property
     def kv_layout(self) -> str:
-        return f"native groups of {lib.SLOTS} slots, {self.name} kernels"
+        return f"native groups of {lib.SLOTS} slots, {self.name} kernels{', oneDNN' if self._onednn else ''}"
 
     def pad_rows(self, num_rows: int) -> int:
-        return num_rows
+        return super().pad_rows(num_rows) if self._onednn else num_rows
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
+        if self._onednn:
+            return super().linear(weight, bias)
         return NativeLinear(self._library, self._context, weight, bias)
 
     def plan_attention(self, sequences: Sequence[AttentionSequence]) -> NativePlan:
@@ -131,6 +137,8 @@ class NativeOps(CpuOps):
 
     def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
         self._num_kv_heads = shape.num_kv_heads
+        if self._onednn:
+            return None
         return NativeLayers(self._library, self._context, shape, layers, final_norm, self.dtype)
 
     def calibrate(self, shape: DecoderShape, directory: Path) -> None:
