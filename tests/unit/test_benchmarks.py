@@ -200,7 +200,9 @@ def test_a_peer_that_is_not_installed_is_skipped(tmp_path: Path) -> None:
     there = tmp_path / "openvino" / "bin" / "python"
     there.parent.mkdir(parents=True)
     there.touch()
-    entries, skipped = catalogue.installed(catalogue.choose("foreword,vllm,openvino", "int8,vllm:fp32,q4_1"), tmp_path)
+    entries, skipped = catalogue.installed(
+        catalogue.choose("foreword,vllm,openvino", "foreword:int8,vllm:fp32,q4_1"), tmp_path
+    )
     assert [entry.name for entry in entries] == ["foreword:int8", "openvino:q4_1"]
     assert len(skipped) == 1
     assert skipped[0].startswith("vllm: skipped, not installed")
