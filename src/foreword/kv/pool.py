@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,10 +49,13 @@ class KVPool:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the system hands out on first write (``torch.zeros`` writes them all)."""
-    import numpy as np
+    """Zeros whose pages the system hands out on first write (``torch.zeros`` writes them all).
 
-    count = 1
-    for size in shape:
-        count *= size
-    return torch.from_numpy(np.zeros(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+    Mapped by hand because NumPy asks for huge pages: every layer and head has its own part of the pool, and the first
+    token would touch a huge page in each, hundreds of megabytes.
+    """
+    import mmap
+
+    size = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

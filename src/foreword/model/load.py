@@ -48,7 +48,7 @@ def load_model(
     """
     weights = _Weights(Path(directory), dtype, quantization, device)
     hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = weights.take("model.embed_tokens.weight", vocab, hidden)
+    embedding = weights.take("model.embed_tokens.weight", vocab, hidden, apart=True)
     rotary = RotaryTables(config.ropes, config.head_dim, config.max_position_embeddings, device)
     layers = [_layer(weights, config, ops, rotary, number) for number in range(config.num_layers)]
     final_norm = weights.norm("model.norm.weight", hidden, config)
@@ -121,29 +121,27 @@ class _Weights:
     """The tensors of a checkpoint, each taken once."""
 
     def __init__(self, directory: Path, dtype: torch.dtype, quantization: Quantization | None, device: str) -> None:
-        from safetensors import safe_open
-
         self._dtype = dtype
         self._quantization = quantization
         self._device = device
         self._directory = directory
         self._places: dict[str, tuple[Path, Any]] = {}
         for file in _files(directory):
-            try:
-                handle = safe_open(file, framework="pt", device="cpu")
-            except Exception as error:  # safetensors raises its own type, OSError and others
-                raise ModelLoadError(f"{file}: no complete safetensors file: {error}") from error
+            handle = _open(file)
             self._places.update((name, (file, handle)) for name in handle.keys())  # noqa: SIM118 - not a mapping
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor in the wanted dtype; memory-mapped where the file holds that dtype."""
+    def take(self, name: str, *shape: int, apart: bool = False) -> Tensor:
+        """The tensor in the wanted dtype; memory-mapped where the file holds that dtype.
+
+        ``apart``: in a mapping of its own, so that the tensor, if it is kept, does not keep the pages of all others.
+        """
         if name not in self._places:
             raise ModelLoadError(f"{self._directory}: tensor {name!r} is missing")
         file, handle = self._places.pop(name)
         found = tuple(handle.get_slice(name).get_shape())
         if found != shape:
             raise ModelLoadError(f"{file}: tensor {name!r} has shape {list(found)}, not {list(shape)}")
-        tensor: Tensor = handle.get_tensor(name)
+        tensor: Tensor = (_open(file) if apart else handle).get_tensor(name)
         if not tensor.is_floating_point():
             raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are unsupported")
         return tensor.to(device=self._device, dtype=self._dtype)
@@ -184,7 +182,7 @@ class _Weights:
     def norm(self, name: str, size: int, config: ModelConfig) -> Tensor:
         """A norm's weight. With an offset it stays in float32: in bfloat16 the sum would lose the weight's bits."""
         weight = self.take(name, size)
-        return weight.float() + config.norm_offset if config.norm_offset else weight
+        return weight.float() + config.norm_offset if config.norm_offset else weight.clone()
 
     def ignore(self, name: str) -> None:
         self._places.pop(name, None)
@@ -194,6 +192,15 @@ class _Weights:
         for name, (file, _) in self._places.items():
             if not name.endswith(("rotary_emb.inv_freq", *_BLOCKS)):
                 raise ModelLoadError(f"{file}: tensor {name!r} is unknown to this architecture")
+
+
+def _open(file: Path) -> Any:
+    from safetensors import safe_open
+
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except Exception as error:  # safetensors raises its own type, OSError and others
+        raise ModelLoadError(f"{file}: no complete safetensors file: {error}") from error
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _KINDS = {torch.float32: lib.F32, torch.bfloat16: lib.BF16, "int8": lib.Q8, "int4": lib.Q4}
+_LINE, _ARENA_BYTES = 64, 64 * 2**20
 DEFAULT_COSTS = Costs(tile=1.0, row=0.6)
 
 
@@ -62,6 +63,7 @@ class NativeOps(CpuOps):
     ) -> None:
         super().__init__(dtype)
         self._onednn = onednn
+        self._arena = _Arena()
         self.name = kernels
         self.num_threads = num_threads or torch.get_num_threads()
         self.share_prefixes = share_prefixes
@@ -90,7 +92,7 @@ class NativeOps(CpuOps):
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
         if self._onednn:
             return super().linear(weight, bias)
-        return NativeLinear(self._library, self._context, weight, bias)
+        return NativeLinear(self._library, self._context, self._arena, weight, bias)
 
     def plan_attention(self, sequences: Sequence[AttentionSequence]) -> NativePlan:
         positions = np.concatenate(
@@ -178,14 +180,19 @@ class NativeLinear:
     """A packed weight. Also callable by itself: ``[N, in] -> [N, out]`` float32."""
 
     def __init__(
-        self, library: ctypes.CDLL, context: int, weight: Tensor | QuantizedWeight, bias: Tensor | None
+        self,
+        library: ctypes.CDLL,
+        context: int,
+        arena: _Arena,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
     ) -> None:
         if isinstance(weight, QuantizedWeight):
             kind, rows, (n, k) = _KINDS[weight.scheme], weight.blocks, weight.shape
         else:
             kind, rows, (n, k) = _KINDS[weight.dtype], weight, weight.shape
         rows = rows.contiguous()
-        self.panels = _aligned_bytes(library.fw_packed_bytes(kind, n, k))
+        self.panels = arena.take(library.fw_packed_bytes(kind, n, k))
         library.fw_pack(kind, rows.data_ptr(), n, k, self.panels.ctypes.data)
         self.bias = None if bias is None else bias.float().contiguous()
         self.struct = lib.Linear(
@@ -268,11 +275,20 @@ def _kv_struct(layer: KVLayer) -> lib.KV:
     return lib.KV(key.data_ptr(), layer.value.data_ptr(), key.shape[1] * key.shape[2] * key.element_size())
 
 
-def _aligned_bytes(count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Memory that starts on a cache line."""
-    raw = np.empty(count + 64, dtype=np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + count]
+class _Arena:
+    """Memory for packed weights, in pieces so large that the system backs them with huge pages."""
+
+    def __init__(self) -> None:
+        self._free: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, dtype=np.uint8)
+
+    def take(self, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """``count`` bytes that start on a cache line."""
+        start = -self._free.ctypes.data % _LINE
+        if start + count > len(self._free):
+            self._free = np.empty(max(count, _ARENA_BYTES) + _LINE, dtype=np.uint8)
+            start = -self._free.ctypes.data % _LINE
+        taken, self._free = self._free[start : start + count], self._free[start + count :]
+        return taken
 
 
 def _check(done: int) -> None:
