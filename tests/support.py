@@ -63,6 +63,28 @@ def save_byte_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(options))
 
 
+def native_kernels() -> list[Any]:
+    """Parameters: every set of native kernels that this machine runs; one that is skipped, visibly, without any."""
+    import pytest
+
+    from foreword.ops.cpu.native.library import available
+
+    absent = pytest.mark.skip(reason="the package was built without a C compiler: there are no native kernels to test")
+    return list(available()) or [pytest.param("none", marks=absent)]
+
+
+def compute_paths(kernels: list[Any]) -> list[Any]:
+    """Parameters: engine options that force each of ``kernels`` with every storage of the weights and of the KV."""
+    import pytest
+
+    schemes = [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("float32", "int4")]
+    return [
+        pytest.param({"kernels": name, "dtype": dtype, "quantization": scheme}, id=f"{name}-{scheme or dtype}")
+        for name in kernels
+        for dtype, scheme in schemes
+    ]
+
+
 def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     """Options of a tiny engine whose pool has exactly ``blocks`` blocks."""
     width = 4 if dtype == "float32" else 2

@@ -9,28 +9,41 @@ from typing import Any
 import pytest
 
 from foreword import Engine
-from support import assert_idle, assert_same_bits, cold, generate_recorded, random_ids
+from foreword.ops.cpu.native.library import available
+from support import assert_idle, assert_same_bits, cold, compute_paths, generate_recorded, random_ids
 
+Options = dict[str, Any]
 TinyEngine = Callable[..., Engine]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 LENGTHS = [1, 2, 5, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 257]
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate(LENGTHS)]
 
-dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+PATHS = compute_paths(["torch", *available()])
+paths = pytest.mark.parametrize("path", PATHS)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def reference(request: pytest.FixtureRequest, tiny: TinyEngine) -> tuple[str, list[Any]]:
-    """Each prompt alone, in one piece, on an empty cache."""
-    engine = tiny(dtype=request.param, max_num_batched_tokens=512)
+@pytest.fixture(scope="module", params=PATHS)
+def reference(request: pytest.FixtureRequest, tiny: TinyEngine) -> tuple[Options, list[Any]]:
+    """Options that force a way to compute; and each prompt alone, in one piece, on an empty cache."""
+    engine = tiny(**request.param, max_num_batched_tokens=512)
     return request.param, cold(engine, PROMPTS, **GREEDY)
 
 
+def block_sizes(path: Options, *sizes: int) -> list[int]:
+    """Those of ``sizes`` that the kernels know."""
+    return [size for size in sizes if path["kernels"] == "torch" or size % 16 == 0]
+
+
+def test_every_path_is_covered() -> None:
+    """The kernels found here are all tested, each with plain, 8-bit and 4-bit weights."""
+    assert len(PATHS) == 4 * (1 + len(available()))
+
+
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 61, 130, 500])
-def test_any_split_into_chunks(reference: tuple[str, list[Any]], tiny: TinyEngine, budget: int) -> None:
+def test_any_split_into_chunks(reference: tuple[Options, list[Any]], tiny: TinyEngine, budget: int) -> None:
     """Prompts cut into chunks of any size give the bits of the whole."""
-    dtype, expected = reference
-    engine = tiny(dtype=dtype, max_num_batched_tokens=budget)
+    path, expected = reference
+    engine = tiny(**path, max_num_batched_tokens=budget)
     steps = engine.stats().steps
     assert_same_bits(cold(engine, PROMPTS, **GREEDY), expected)
     chunks = sum(-(-length // budget) for length in LENGTHS)
@@ -38,42 +51,42 @@ def test_any_split_into_chunks(reference: tuple[str, list[Any]], tiny: TinyEngin
 
 
 @pytest.mark.parametrize(("budget", "seats"), [(512, 64), (40, 64), (17, 5), (64, 2)])
-def test_any_batch_mix(reference: tuple[str, list[Any]], tiny: TinyEngine, budget: int, seats: int) -> None:
+def test_any_batch_mix(reference: tuple[Options, list[Any]], tiny: TinyEngine, budget: int, seats: int) -> None:
     """Next to any mix of prefilling and decoding neighbours, the bits are those of the request alone."""
-    dtype, expected = reference
-    engine = tiny(dtype=dtype, max_num_batched_tokens=budget, max_num_seqs=seats)
+    path, expected = reference
+    engine = tiny(**path, max_num_batched_tokens=budget, max_num_seqs=seats)
     engine.reset_prefix_cache()
     assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
     assert_same_bits(generate_recorded(engine, PROMPTS[::-1], **GREEDY), expected[::-1])
 
 
-def test_without_chunked_prefill_and_without_prefix_cache(reference: tuple[str, list[Any]], tiny: TinyEngine) -> None:
+def test_without_chunked_prefill_and_without_prefix_cache(reference: tuple[Options, list[Any]], tiny: TinyEngine) -> None:
     """Neither option changes a bit; without the prefix cache nothing is reused or kept."""
-    dtype, expected = reference
-    engine = tiny(dtype=dtype, enable_chunked_prefill=False, max_num_batched_tokens=50)
+    path, expected = reference
+    engine = tiny(**path, enable_chunked_prefill=False, max_num_batched_tokens=50)
     assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
-    engine = tiny(dtype=dtype, enable_prefix_caching=False)
+    engine = tiny(**path, enable_prefix_caching=False)
     for _ in range(2):
         assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
     stats = assert_idle(engine)
     assert (stats.tokens_reused, stats.blocks_cached) == (0, 0)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 8, 64, 128])
-def test_any_block_size(reference: tuple[str, list[Any]], tiny: TinyEngine, block_size: int) -> None:
+def test_any_block_size(reference: tuple[Options, list[Any]], tiny: TinyEngine) -> None:
     """Logits do not depend on the block size, cold or warm."""
-    dtype, expected = reference
-    engine = tiny(dtype=dtype, block_size=block_size, blocks=4096 // block_size)
-    engine.reset_prefix_cache()
-    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
-    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
-    assert engine.stats().tokens_reused >= sum(LENGTHS) - len(LENGTHS)
+    path, expected = reference
+    for block_size in block_sizes(path, 1, 2, 8, 32, 64, 128):
+        engine = tiny(**path, block_size=block_size, blocks=4096 // block_size)
+        engine.reset_prefix_cache()
+        assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+        assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+        assert engine.stats().tokens_reused >= sum(LENGTHS) - len(LENGTHS)
 
 
-def test_warm_equals_cold(reference: tuple[str, list[Any]], tiny: TinyEngine) -> None:
+def test_warm_equals_cold(reference: tuple[Options, list[Any]], tiny: TinyEngine) -> None:
     """A wholly cached prompt computes one token and gives the cold bits (TRAPS 1, 3)."""
-    dtype, expected = reference
-    engine = tiny(dtype=dtype, max_num_batched_tokens=512)
+    path, expected = reference
+    engine = tiny(**path, max_num_batched_tokens=512)
     engine.reset_prefix_cache()
     engine.generate(PROMPTS, **GREEDY)
     before = engine.stats()
@@ -83,11 +96,12 @@ def test_warm_equals_cold(reference: tuple[str, list[Any]], tiny: TinyEngine) ->
     assert after.tokens_prefilled - before.tokens_prefilled == len(LENGTHS)
 
 
-@dtypes
+@paths
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_cached_prefix_of_every_length(tiny: TinyEngine, dtype: str, block_size: int) -> None:
+def test_cached_prefix_of_every_length(tiny: TinyEngine, path: Options, block_size: int) -> None:
     """A prefix that ends at any offset inside a block is copied on write, exact to the token and to the bit."""
-    engine = tiny(dtype=dtype, block_size=block_size, blocks=4096 // block_size)
+    block_size = block_sizes(path, block_size, 2 * 16)[0]
+    engine = tiny(**path, block_size=block_size, blocks=4096 // block_size)
     base = random_ids(1, 40 + block_size + 1)
     for common in range(38, 40 + block_size + 1):
         prompt = [*base[:common], (base[common] + 1) % 256, *random_ids(common, 9)]
@@ -100,14 +114,14 @@ def test_cached_prefix_of_every_length(tiny: TinyEngine, dtype: str, block_size:
         assert_same_bits(generate_recorded(engine, [base], **GREEDY), cold(engine, [base], **GREEDY))
 
 
-@dtypes
+@paths
 @pytest.mark.parametrize("budget", [19, 512])
-def test_preempted_equals_undisturbed(tiny: TinyEngine, dtype: str, budget: int) -> None:
+def test_preempted_equals_undisturbed(tiny: TinyEngine, path: Options, budget: int) -> None:
     """Requests that lose their blocks and come back give complete output, bit for bit (TRAPS 18)."""
     prompts = [random_ids(seed, 10 + 3 * seed) for seed in range(6)]
     options = {**GREEDY, "max_tokens": 60}
-    expected = cold(tiny(dtype=dtype, max_num_batched_tokens=512), prompts, **options)
-    small = tiny(dtype=dtype, blocks=14, max_num_batched_tokens=budget)
+    expected = cold(tiny(**path, max_num_batched_tokens=512), prompts, **options)
+    small = tiny(**path, blocks=14, max_num_batched_tokens=budget)
     small.reset_prefix_cache()
     before = small.stats().preemptions
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
@@ -115,13 +129,14 @@ def test_preempted_equals_undisturbed(tiny: TinyEngine, dtype: str, budget: int)
     assert_idle(small)
 
 
-@dtypes
-def test_after_evictions_in_scattered_blocks(tiny: TinyEngine, dtype: str) -> None:
+@paths
+def test_after_evictions_in_scattered_blocks(tiny: TinyEngine, path: Options) -> None:
     """Blocks that are evicted, reused and lie scattered change nothing."""
-    engine = tiny(dtype=dtype, blocks=30, block_size=4, max_num_batched_tokens=512)
+    block_size = block_sizes(path, 4, 16)[0]
+    engine = tiny(**path, blocks=30 if block_size == 4 else 20, block_size=block_size, max_num_batched_tokens=512)
     prompts = [random_ids(seed % 7, 8 + 5 * (seed % 9)) for seed in range(40)]
     options = {**GREEDY, "max_tokens": 3}
-    expected = cold(tiny(dtype=dtype, max_num_batched_tokens=512), prompts, **options)
+    expected = cold(tiny(**path, max_num_batched_tokens=512), prompts, **options)
     for start in range(0, 40, 5):
         group = slice(start, start + 5)
         assert_same_bits(generate_recorded(engine, prompts[group], **options), expected[group])
@@ -131,10 +146,10 @@ def test_after_evictions_in_scattered_blocks(tiny: TinyEngine, dtype: str) -> No
     assert_idle(engine)
 
 
-@dtypes
-def test_n_completions_are_those_of_single_requests(tiny: TinyEngine, dtype: str) -> None:
+@paths
+def test_n_completions_are_those_of_single_requests(tiny: TinyEngine, path: Options) -> None:
     """Greedy: each of n equals the single run. Sampled: completion 0 equals n=1 of that seed, in any company."""
-    engine = tiny(dtype=dtype, max_num_batched_tokens=512)
+    engine = tiny(**path, max_num_batched_tokens=512)
     for length in (15, 16, 21):
         prompt = random_ids(length, length)
         single = cold(engine, [prompt], **GREEDY)
@@ -145,16 +160,16 @@ def test_n_completions_are_those_of_single_requests(tiny: TinyEngine, dtype: str
         engine.reset_prefix_cache()
         four = generate_recorded(engine, [prompt], n=4, **sampled)
         assert_same_bits(four[:1], single)
-        tiny_pool = tiny(dtype=dtype, blocks=5, max_num_batched_tokens=23)
+        tiny_pool = tiny(**path, blocks=5, max_num_batched_tokens=23)
         assert_same_bits(generate_recorded(tiny_pool, [prompt], n=4, **sampled), four)
-        few_seats = tiny(dtype=dtype, max_num_seqs=2)
+        few_seats = tiny(**path, max_num_seqs=2)
         assert_same_bits(generate_recorded(few_seats, [prompt, *PROMPTS[:4]], n=4, **sampled)[:4], four)
 
 
-@dtypes
-def test_a_conversation_continues_from_the_cache(tiny: TinyEngine, dtype: str) -> None:
+@paths
+def test_a_conversation_continues_from_the_cache(tiny: TinyEngine, path: Options) -> None:
     """Each turn extends the last one's prompt and answer; all but its own tokens are reused (TRAPS 3, 12)."""
-    engine = tiny(dtype=dtype, max_num_batched_tokens=512)
+    engine = tiny(**path, max_num_batched_tokens=512)
     engine.reset_prefix_cache()
     history, turns, known = random_ids(3, 21), [], 0
     for turn in range(5):
@@ -169,9 +184,10 @@ def test_a_conversation_continues_from_the_cache(tiny: TinyEngine, dtype: str) -
         history = history + turns[turn][0] + random_ids(turn, 7)
 
 
-def test_a_warm_up_that_ended_at_a_stop_string_changes_nothing(tiny: TinyEngine) -> None:
+@paths
+def test_a_warm_up_that_ended_at_a_stop_string_changes_nothing(tiny: TinyEngine, path: Options) -> None:
     """What a stopped request left in the cache does not change later output (TRAPS 4)."""
-    engine = tiny()
+    engine = tiny(**path)
     prompt = random_ids(5, 30)
     long: dict[str, Any] = {**GREEDY, "max_tokens": 24}
     expected = cold(engine, [prompt], **long)
@@ -193,10 +209,19 @@ TEXTS = [
 REAL: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
 
 
-@dtypes
-def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, request: Any, dtype: str) -> None:
+BEST = available()[0] if available() else "torch"
+REAL_PATHS = [
+    pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int8"}, id="int8"),
+    pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int4"}, id="int4"),
+    pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": None}, id="bfloat16"),
+    pytest.param({"kernels": BEST, "dtype": "float32", "quantization": None}, id="float32"),
+]
+
+
+@pytest.mark.parametrize("path", REAL_PATHS)
+def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: Options) -> None:
     """On the real model: whole, in chunks, batched, warm and with a copied block, the same bits (TRAPS 3)."""
-    engine = request.getfixturevalue({"float32": "fp32_engine", "bfloat16": "bf16_engine"}[dtype])
+    engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
     expected = cold(engine, TEXTS, **REAL)
     engine.reset_prefix_cache()
     assert_same_bits(generate_recorded(engine, TEXTS, **REAL), expected)
@@ -213,35 +238,35 @@ def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, request
     assert engine.stats().tokens_reused - before >= 77
 
     chunked = shared_engines(
-        "smollm2-135m", dtype=dtype, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=8
+        "smollm2-135m", **path, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=32
     )
     assert_same_bits(generate_recorded(chunked, TEXTS, **REAL), expected)
 
 
-@dtypes
-def test_real_model_preempted(shared_engines: TinyEngine, request: Any, dtype: str) -> None:
+@pytest.mark.parametrize("path", REAL_PATHS)
+def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None:
     """On the real model in a pool that is too small: preempted and resumed, the same bits (TRAPS 18)."""
-    engine = request.getfixturevalue({"float32": "fp32_engine", "bfloat16": "bf16_engine"}[dtype])
+    engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
     options = {**REAL, "max_tokens": 10}
     prompts = [engine.encode(text)[:12] for text in TEXTS]
     expected = cold(engine, prompts, **options)
-    width = 2 if dtype == "bfloat16" else 1
+    width = 2 if path["dtype"] == "bfloat16" else 1
     small = shared_engines(
-        "smollm2-135m", dtype=dtype, kv_cache_memory=5 * 8 * 46080 // width, block_size=8, max_num_batched_tokens=64
+        "smollm2-135m", **path, kv_cache_memory=5 * 16 * 46080 // width, max_num_batched_tokens=64
     )
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
     assert small.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2 * len(PATHS)))
 def test_random_traffic_is_exact(tiny: TinyEngine, new_tiny: TinyEngine, seed: int) -> None:
     """Batches that share prefixes at random, with n and sampling, in small pools: every row as if alone and cold."""
     rng = random.Random(seed)
-    dtype = rng.choice(["float32", "bfloat16"])
-    reference = tiny(dtype=dtype, max_num_batched_tokens=512)
-    block_size = rng.choice([2, 4, 8, 16])
+    path: Options = PATHS[seed // 2].values[0]  # type: ignore[assignment]
+    reference = tiny(**path, max_num_batched_tokens=512)
+    block_size = rng.choice(block_sizes(path, 2, 4, 8, 16))
     engine = new_tiny(
-        dtype=dtype,
+        **path,
         block_size=block_size,
         blocks=rng.randint(160, 260) // block_size,
         max_num_seqs=rng.randint(1, 8),
