@@ -69,15 +69,15 @@ def measure(model: str, options: dict[str, object], tokens: int, prompts: int, l
         ids = engine.encode(english_text())
         stride = max(WINDOW, (len(ids) - WINDOW) // max(1, tokens // WINDOW))
         pieces = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW, stride)][: tokens // WINDOW]
-        seen: list[tuple[list[int], list[TokenLogprobs]]] = []
+        entries: list[tuple[TokenLogprobs, int]] = []
         for number, piece in enumerate(pieces, 1):
             output = engine.generate(piece, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1))
-            seen.append((piece, output.prompt_logprobs or []))
+            rows = output.prompt_logprobs or []
+            entries += [(entry, token) for entry, token in zip(rows, piece, strict=True) if entry is not None]
             print(f"\r{number} of {len(pieces)} pieces", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
         greedy = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
         outputs = engine.generate([piece[:128] for piece in pieces[:prompts]], greedy)
-    entries = [(entry, token) for piece, rows in seen for entry, token in zip(rows, piece[1:], strict=True)]
     return Measured(
         [entry[token] for entry, token in entries],
         [max(entry, key=lambda token: entry[token]) for entry, _ in entries],
