@@ -15,7 +15,7 @@ from foreword.model.config import ModelConfig
 from foreword.model.decoder import Decoder
 from foreword.model.rotary import RotaryTables
 from foreword.ops.protocol import AttentionSpec, LayerWeights, QuantizedWeight
-from foreword.ops.quantize import GROUP, joined, quantize
+from foreword.ops.quantize import BLOCK_BYTES, GROUP, joined, quantize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,21 +162,32 @@ class _Weights:
         if self._quantization is None or weight.shape[1] % GROUP:
             return weight
         blocks = self._blocks(name, (weight.shape[0], weight.shape[1]), "int8")
-        return blocks or quantize(weight, "int8")
+        return blocks or self._quantize(name, weight, "int8")
 
     def _quantized(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight:
         blocks = self._blocks(name, shape, scheme)
         if blocks is None:
-            return quantize(self.take(name, *shape), scheme)
+            return self._quantize(name, self.take(name, *shape), scheme)
         self.ignore(name)
         return blocks
+
+    def _quantize(self, name: str, weight: Tensor, scheme: Quantization) -> QuantizedWeight:
+        try:
+            return quantize(weight, scheme)
+        except ValueError as error:
+            raise ModelLoadError(f"{self._directory}: tensor {name!r} cannot be quantised: {error}") from error
 
     def _blocks(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight | None:
         """The weight's blocks as the GGUF file had them, if it had them in that scheme."""
         for suffix, held in _BLOCKS.items():
             if held == scheme and name + suffix in self._places:
-                _, handle = self._places[name + suffix]
-                return QuantizedWeight(scheme, handle.get_tensor(name + suffix), shape)
+                file, handle = self._places[name + suffix]
+                blocks: Tensor = handle.get_tensor(name + suffix)
+                wanted = shape[0], shape[1] // GROUP * BLOCK_BYTES[scheme]
+                if blocks.shape != wanted or blocks.dtype != torch.uint8:
+                    found = f"shape {list(blocks.shape)} and dtype {blocks.dtype}"
+                    raise ModelLoadError(f"{file}: tensor {name + suffix!r} has {found}, not {list(wanted)} bytes")
+                return QuantizedWeight(scheme, blocks, shape)
         return None
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Tensor:

@@ -8,6 +8,9 @@ from torch import Tensor
 from foreword.ops.protocol import Quantization, QuantizedWeight
 
 GROUP = 32
+BLOCK_BYTES: dict[Quantization, int] = {"int8": 34, "int4": 20}
+"""Bytes of a group."""
+
 _CANDIDATES = 16
 """Ranges tried per 4-bit group: the full one and ever narrower ones, which give up extremes for a finer grid."""
 
