@@ -25,7 +25,7 @@ def load(
     directory: Path, dtype: torch.dtype, kernels: str = "auto", quantization: Quantization | None = None
 ) -> Decoder:
     """The checkpoint in ``directory`` on the CPU."""
-    ops = create_ops("cpu", dtype, kernels)
+    ops = create_ops("cpu", dtype, kernels, quantized=quantization is not None)
     config = ModelConfig.from_directory(directory)
     return load_model(directory, config, dtype=dtype, ops=ops, quantization=quantization)
 

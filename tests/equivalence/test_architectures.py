@@ -15,6 +15,9 @@ import pytest
 import torch
 
 from equivalence.harness import Bench, load
+from foreword.model.decoder import Decoder
+from foreword.ops.cpu.native.library import available
+from support import compute_paths
 
 PROMPT = 270  # more than two attention tiles
 DECODE = 6
@@ -94,6 +97,9 @@ CASES = [
     ),
 ]
 IDS = [case.name for case in CASES]
+KERNELS = ["torch", *available()]
+BEST = KERNELS[:2]
+"""The torch operations and the best native kernels."""
 
 
 @pytest.fixture(autouse=True)
@@ -113,13 +119,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Pat
     def make(case: Case) -> Path:
         if case.name not in made:
             made[case.name] = tmp_path_factory.mktemp(case.name)
-            _random_model(case).save_pretrained(made[case.name])
+            random_model(case).save_pretrained(made[case.name])
         return made[case.name]
 
     return make
 
 
-def _random_model(case: Case) -> Any:
+def random_model(case: Case) -> Any:
     import transformers
 
     config_class = getattr(transformers, "Gemma3TextConfig" if case.model == "Gemma3" else case.model + "Config")
@@ -146,6 +152,7 @@ def _tokens() -> list[int]:
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 @torch.inference_mode()
 def test_logits_equal_those_of_transformers(case: Case, checkpoint: Callable[[Case], Path]) -> None:
+    """In float32, on every kernel path."""
     import transformers
 
     directory = checkpoint(case)
@@ -157,18 +164,23 @@ def test_logits_equal_those_of_transformers(case: Case, checkpoint: Callable[[Ca
     # A switch that does nothing here could be wrong unnoticed: the model must depend on far and near tokens.
     assert expected.std() > 0.1
 
-    bench = Bench(load(directory, torch.float32))
-    found = bench.run(tokens, [PROMPT, *[1] * DECODE])
-    assert found.dtype == torch.float32
-    assert (found - expected).abs().max().item() <= TOLERANCE
+    for kernels in KERNELS:
+        bench = Bench(load(directory, torch.float32, kernels))
+        found = bench.run(tokens, [PROMPT, *[1] * DECODE])
+        assert found.dtype == torch.float32
+        assert (found - expected).abs().max().item() <= TOLERANCE, kernels
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def load_path(directory: Path, path: dict[str, Any]) -> Decoder:
+    return load(directory, getattr(torch, path["dtype"]), path["kernels"], path["quantization"])
+
+
+@pytest.mark.parametrize("path", compute_paths(BEST))
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_bits_do_not_depend_on_chunks_or_layout(
-    case: Case, dtype: torch.dtype, checkpoint: Callable[[Case], Path]
+    case: Case, path: dict[str, Any], checkpoint: Callable[[Case], Path]
 ) -> None:
-    bench = Bench(load(checkpoint(case), dtype))
+    bench = Bench(load_path(checkpoint(case), path))
     tokens = _tokens()
     whole = bench.run(tokens)
     assert torch.isfinite(whole).all()
@@ -176,10 +188,10 @@ def test_bits_do_not_depend_on_chunks_or_layout(
         assert torch.equal(bench.run(tokens, chunks, scatter), whole), (chunks, scatter)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("path", compute_paths(KERNELS))
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2-sliding", "gemma2", "gemma3", "smollm3-sliding"])
-def test_bits_do_not_depend_on_the_batch(name: str, dtype: torch.dtype, checkpoint: Callable[[Case], Path]) -> None:
-    bench = Bench(load(checkpoint(CASES[IDS.index(name)]), dtype), num_blocks=256)
+def test_bits_do_not_depend_on_the_batch(name: str, path: dict[str, Any], checkpoint: Callable[[Case], Path]) -> None:
+    bench = Bench(load_path(checkpoint(CASES[IDS.index(name)]), path), num_blocks=256)
     prompts = [_tokens()[start : start + length] for start, length in ((0, 270), (3, 40), (9, 130), (20, 5), (1, 200))]
     alone = [bench.run(prompt, scatter=number) for number, prompt in enumerate(prompts)]
 

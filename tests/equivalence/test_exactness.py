@@ -60,7 +60,9 @@ def test_any_batch_mix(reference: tuple[Options, list[Any]], tiny: TinyEngine, b
     assert_same_bits(generate_recorded(engine, PROMPTS[::-1], **GREEDY), expected[::-1])
 
 
-def test_without_chunked_prefill_and_without_prefix_cache(reference: tuple[Options, list[Any]], tiny: TinyEngine) -> None:
+def test_without_chunked_prefill_and_without_prefix_cache(
+    reference: tuple[Options, list[Any]], tiny: TinyEngine
+) -> None:
     """Neither option changes a bit; without the prefix cache nothing is reused or kept."""
     path, expected = reference
     engine = tiny(**path, enable_chunked_prefill=False, max_num_batched_tokens=50)
@@ -237,9 +239,7 @@ def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: O
     assert_same_bits(generate_recorded(engine, [cut], **REAL), expected_cut)
     assert engine.stats().tokens_reused - before >= 77
 
-    chunked = shared_engines(
-        "smollm2-135m", **path, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=32
-    )
+    chunked = shared_engines("smollm2-135m", **path, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=32)
     assert_same_bits(generate_recorded(chunked, TEXTS, **REAL), expected)
 
 
@@ -251,9 +251,7 @@ def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None
     prompts = [engine.encode(text)[:12] for text in TEXTS]
     expected = cold(engine, prompts, **options)
     width = 2 if path["dtype"] == "bfloat16" else 1
-    small = shared_engines(
-        "smollm2-135m", **path, kv_cache_memory=5 * 16 * 46080 // width, max_num_batched_tokens=64
-    )
+    small = shared_engines("smollm2-135m", **path, kv_cache_memory=5 * 16 * 46080 // width, max_num_batched_tokens=64)
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
     assert small.stats().preemptions > 0
 

@@ -16,9 +16,14 @@ from safetensors.torch import load_file
 from foreword.core.errors import ModelLoadError
 from foreword.model import embedded
 from foreword.model import gguf as conversion
+from foreword.model.config import ModelConfig
 from foreword.model.gguf_config import llama3_factors
 from foreword.model.gguf_unpack import unpack
+from foreword.model.load import load_model
 from foreword.model.source import home, resolve
+from foreword.ops.cpu import CpuOps
+from foreword.ops.protocol import Quantization, QuantizedWeight
+from foreword.ops.quantize import dequantize, quantize
 from foreword.text.tokenizer import Tokenizer
 
 Q = gguf.GGMLQuantizationType
@@ -87,8 +92,11 @@ NAMES = {
 }
 
 
-def write_gguf(file: Path, arch: str, model: Any = None, **metadata: Any) -> Path:
-    """The model as a GGUF file, with a small tokenizer; ``metadata`` with the value None is left out."""
+def write_gguf(file: Path, arch: str, model: Any = None, kind: Any = None, **metadata: Any) -> Path:
+    """The model as a GGUF file, with a small tokenizer; ``metadata`` with the value None is left out.
+
+    Matrices are stored in the format ``kind``; None: in float32.
+    """
     writer = gguf.GGUFWriter(file, arch)
     entries: dict[str, Any] = {
         "block_count": 2,
@@ -125,7 +133,10 @@ def write_gguf(file: Path, arch: str, model: Any = None, **metadata: Any) -> Pat
             data = interleave(data, HEADS if ".q_proj" in name else KV_HEADS)
         for long, short in NAMES.items():
             name = name.replace(long, short)
-        writer.add_tensor(name, data)
+        if kind is not None and data.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, data)
     if model is not None and model.config.rope_parameters["rope_type"] == "llama3":
         factors = model.model.rotary_emb.inv_freq  # what is left of the parameters in such files
         plain = 500000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
@@ -200,8 +211,112 @@ def test_the_default_model_is_unpacked_right() -> None:
         ours = weights[f"model.layers.7.{name}.weight"]
         stored = interleave(ours.float().numpy(), 9) if source == "attn_q" else ours.float().numpy()
         assert np.array_equal(stored, torch.from_numpy(expected).bfloat16().float().numpy())
-    assert len(weights) == 272
-    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    packed = {name for name in weights if name.endswith((".q4_1", ".q8_0"))}
+    assert len(weights) - len(packed) == 272
+    assert {tensor.dtype for name, tensor in weights.items() if name not in packed} == {torch.bfloat16}
+    assert {weights[name].dtype for name in packed} == {torch.uint8}
+    kinds = [tensor.tensor_type.name for tensor in file.tensors.values()]
+    assert len(packed) == kinds.count("Q4_1") + kinds.count("Q8_0") > 200
+
+
+def test_the_default_models_blocks_are_its_bytes() -> None:
+    """Kept blocks are the file's, byte for byte; read back they are the bfloat16 weights to rounding."""
+    weights = load_file(resolve("smollm2-135m").directory / "model.safetensors")
+    file = conversion.open_gguf(embedded.gguf_file(home()))
+    for name, source, heads in (
+        ("mlp.down_proj", "ffn_down", None),
+        ("self_attn.v_proj", "attn_v", None),
+        ("self_attn.q_proj", "attn_q", 9),
+        ("self_attn.k_proj", "attn_k", 3),
+    ):
+        tensor, target = file.tensors[f"blk.7.{source}.weight"], f"model.layers.7.{name}.weight"
+        suffix, scheme = KEPT[tensor.tensor_type.name]
+        blocks, plain = weights[target + suffix], weights[target]
+        stored = blocks.numpy() if heads is None else interleave(blocks.numpy(), heads)
+        assert stored.tobytes() == tensor.data.tobytes(), name
+        found = dequantize(QuantizedWeight(scheme, blocks, (plain.shape[0], plain.shape[1])))
+        assert torch.equal(found.bfloat16(), plain), name
+
+
+KEPT: dict[str, tuple[str, Quantization]] = {"Q4_1": (".q4_1", "int4"), "Q8_0": (".q8_0", "int8")}
+
+
+class Recorder(CpuOps):
+    """Torch operations that keep what linear layers are made of."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.bfloat16)
+        self.weights: list[torch.Tensor | QuantizedWeight] = []
+
+    def linear(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None = None) -> Any:
+        self.weights.append(weight)
+        return super().linear(weight, bias)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q8_0])
+def test_blocks_reach_the_linear_layers_without_a_detour(
+    tmp_path: Path, arch: str, kind: gguf.GGMLQuantizationType
+) -> None:
+    """An engine of the file's own scheme computes with its very bytes: fused in order, heads as checkpoints have them.
+    One of the other scheme, or of none, gets the bfloat16 weights."""
+    scheme = KEPT[kind.name][1]
+    model = tiny_model(arch)
+    file = write_gguf(tmp_path / "tiny.gguf", arch, model, kind=kind)
+    conversion.convert(file, tmp_path / "out", digest="d")
+    config = ModelConfig.from_directory(tmp_path / "out")
+
+    def loaded(quantization: Quantization | None) -> list[torch.Tensor | QuantizedWeight]:
+        ops = Recorder()
+        load_model(tmp_path / "out", config, dtype=torch.bfloat16, ops=ops, quantization=quantization)
+        return ops.weights
+
+    tensors = conversion.open_gguf(file).tensors
+
+    def expected(*names: str) -> np.ndarray:
+        rows = []
+        for name in names:
+            data = np.asarray(tensors[name].data)
+            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[2]) if arch == "llama" else None
+            if heads:  # undo the order of the file
+                data = data[np.argsort(interleave(np.arange(len(data)), heads))]
+            rows.append(data)
+        return np.concatenate(rows)
+
+    found, plain = loaded(scheme), loaded(None)
+    for layer in range(2):
+        parts = [("attn_q", "attn_k", "attn_v"), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",)]
+        for number, names in enumerate(parts):
+            weight, wanted = found[4 * layer + number], plain[4 * layer + number]
+            assert isinstance(weight, QuantizedWeight)
+            assert isinstance(wanted, torch.Tensor)
+            assert np.array_equal(weight.blocks, expected(*(f"blk.{layer}.{name}.weight" for name in names))), names
+            assert torch.equal(dequantize(weight).bfloat16(), wanted), names
+    other: Quantization = "int8" if scheme == "int4" else "int4"
+    for weight, wanted in zip(loaded(other)[:8], plain, strict=False):
+        assert isinstance(weight, QuantizedWeight)
+        assert isinstance(wanted, torch.Tensor)
+        assert torch.equal(weight.blocks, quantize(wanted, other).blocks)
+
+
+def test_the_head_never_has_fewer_than_eight_bits(tmp_path: Path) -> None:
+    """Blocks of 8 bits are taken as they are; of 4 bits the bfloat16 weights are quantised to 8."""
+    for kind in (Q.Q8_0, Q.Q4_1):
+        for tied in (True, False):
+            out = tmp_path / f"{kind.name}-{tied}"
+            file = write_gguf(tmp_path / "tiny.gguf", "qwen2", tiny_model("qwen2", tied), kind=kind)
+            conversion.convert(file, out, digest="d")
+            ops = Recorder()
+            load_model(out, ModelConfig.from_directory(out), dtype=torch.bfloat16, ops=ops, quantization="int4")
+            head, name = ops.weights[-1], "token_embd.weight" if tied else "output.weight"
+            assert isinstance(head, QuantizedWeight)
+            assert head.scheme == "int8"
+            stored = conversion.open_gguf(file).tensors[name]
+            if kind == Q.Q8_0:
+                assert np.array_equal(head.blocks, stored.data)
+            else:
+                wanted = unpack(stored).bfloat16()
+                assert torch.equal(head.blocks, quantize(wanted, "int8").blocks)
 
 
 @pytest.fixture(scope="module")
