@@ -1,4 +1,4 @@
-# make demo | test | lint | soak     everything sets itself up in .venv; only Python 3.11+ and make are needed
+# make demo | test | lint | soak | bench     everything sets itself up in .venv; only Python 3.11+ and make are needed
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYPROJECTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml
 
-.PHONY: demo test lint soak clean
+.PHONY: demo test lint soak bench clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
@@ -22,6 +22,9 @@ lint: $(INSTALLED)
 
 soak: $(INSTALLED)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -o timeout=0 tests/property
+
+bench: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks
 
 clean:
 	rm -rf $(VENV)

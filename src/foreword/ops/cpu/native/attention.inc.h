@@ -122,23 +122,26 @@ static void weigh(const stack *s, int32_t row, int32_t low, int32_t high, int32_
     for (int32_t i = 0; i < width; i += W) top = v_max(top, v_load(scores + i));
     float largest = v_largest(top), before = s->largest[row];
     if (largest == -INFINITY) { /* nothing visible */
-        for (int32_t i = 0; i < width; i += W) v_store(scores + i, v_set(0));
+        for (int32_t i = 0; i < width; i += W) { /* 0 of -inf; a NaN, which is no maximum, stays */
+            vf score = v_load(scores + i);
+            v_store(scores + i, v_zero_below(score, v_set(0), score));
+        }
         s->old_factor[row] = 1;
         s->new_factor[row] = 0;
         return;
     }
-    vf total = v_set(0);
+    vf total[LANES] = {{0}};
     for (int32_t i = 0; i < width; i += W) {
         vf weight = v_exp(v_sub(v_load(scores + i), v_set(largest)));
         v_store(scores + i, weight);
-        total = v_add(total, weight);
+        total[i / W % LANES] = v_add(total[i / W % LANES], weight);
     }
     float now = largest > before ? largest : before, factors[2 * W];
     v_store(factors, v_exp(v_set(before - now)));
     v_store(factors + W, v_exp(v_set(largest - now)));
     s->old_factor[row] = factors[0];
     s->new_factor[row] = factors[W];
-    s->total[row] = s->total[row] * factors[0] + v_sum(total) * factors[W];
+    s->total[row] = s->total[row] * factors[0] + sum_lanes(total) * factors[W];
     s->largest[row] = now;
 }
 
@@ -181,7 +184,7 @@ INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, in
     if (visible <= 0 || lowest >= FW_TILE) return;
     visible = visible > FW_TILE ? FW_TILE : visible;
     int32_t num_blocks = (visible + FW_SLOTS - 1) / FW_SLOTS;
-    const int32_t num_known = last ? num_blocks : num_blocks + 2;
+    const int32_t num_known = last ? num_blocks : num_blocks + 1;
     const char *keys[MAX_TILE_BLOCKS], *values[MAX_TILE_BLOCKS];
     for (int32_t b = 0; b < num_blocks; ++b) {
         keys[b] = s->keys + blocks[b] * s->block_bytes;

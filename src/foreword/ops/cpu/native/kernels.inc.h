@@ -23,16 +23,21 @@ INLINE vf v_tanh(vf x) /* 1 - 2 / (exp(2x) + 1) */
     return v_sub(v_set(1.0f), v_div(v_set(2.0f), v_add(twice, v_set(1.0f))));
 }
 
+/* Long sums run in 16 lanes on every instruction set, so that AVX2 and AVX-512 give the same bits. */
+enum { LANES = 16 / W };
+
+INLINE float sum_lanes(const vf *lanes) { return v_sum(LANES == 1 ? lanes[0] : v_add(lanes[0], lanes[LANES - 1])); }
+
 /* --- rows: n is a multiple of 16 ---------------------------------------------------------------------------------- */
 
 static void rms_norm(const float *x, const float *weight, float eps, int32_t n, float *out)
 {
-    vf squares = v_set(0);
+    vf squares[LANES] = {{0}};
     for (int32_t i = 0; i < n; i += W) {
         vf part = v_load(x + i);
-        squares = v_fma(part, part, squares);
+        squares[i / W % LANES] = v_fma(part, part, squares[i / W % LANES]);
     }
-    vf factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)n + eps));
+    vf factor = v_set(1.0f / sqrtf(sum_lanes(squares) / (float)n + eps));
     for (int32_t i = 0; i < n; i += W) v_store(out + i, v_mul(v_mul(v_load(x + i), factor), v_load(weight + i)));
 }
 
