@@ -16,8 +16,9 @@ import torch
 
 from foreword import Engine, EngineClosedError, RequestFailedError
 from foreword.engine.loop import AsyncChannel
+from foreword.ops.cpu.native.library import available
 from foreword.text.detokenizer import IncrementalDetokenizer
-from support import assert_idle, assert_same_bits, cold, generate_recorded, random_ids
+from support import assert_idle, assert_same_bits, cold, compute_paths, generate_recorded, random_ids
 
 TinyEngine = Callable[..., Engine]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
@@ -116,6 +117,7 @@ def test_a_sampler_error_fails_one_request(tiny: TinyEngine) -> None:
     engine = tiny()
     prompts = [[*POISON, 1], [1, 2, 3, 4], [5, 6]]
     expected = [ids for ids, _ in cold(engine, prompts[1:], **GREEDY)]
+    options = {**GREEDY, "logprobs": 0}  # plain greedy tokens do not pass through the sampler
 
     def make(original: Any) -> Any:
         def sample(row: Any, sequence: Any, index: int) -> int:
@@ -126,7 +128,7 @@ def test_a_sampler_error_fails_one_request(tiny: TinyEngine) -> None:
         return sample
 
     with replaced(runner(engine)._sampler, "sample", make):
-        outputs = engine.generate(prompts, **GREEDY)
+        outputs = engine.generate(prompts, **options)
     assert outputs[0].finish_reason == "error"
     assert isinstance(outputs[0].error.__cause__, InjectedError)
     assert len(outputs[0].token_ids) == 3, "what was generated before the error is still reported"
@@ -152,44 +154,55 @@ def test_a_detokenizer_error_fails_one_request(tiny: TinyEngine, monkeypatch: py
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_nan_logits_fail_one_request(tiny: TinyEngine, n: int) -> None:
-    """Logits that are not finite fail their request, naming the position; the neighbours' bits stay (n > 1 too)."""
-    engine = tiny()
-    prompts = [[*POISON, 1], [1, 2, 3, 4]]
-    expected = cold(engine, prompts[1:], n=n, **GREEDY)
-    engine.reset_prefix_cache()
+def spoiling(value: float, poisoned_only: bool) -> Any:
+    """What replaces a runner's ``_sample``: logits become ``value`` before a token is chosen from them."""
 
     def make(original: Any) -> Any:
-        def sample(row: Any, sequence: Any, index: int) -> int:
-            return original(row * torch.nan if is_poisoned(sequence) else row, sequence, index)
+        def sample(sequences: list[Any], logits: torch.Tensor) -> Any:
+            spoiled = [is_poisoned(sequence) or not poisoned_only for sequence in sequences]
+            return original(sequences, torch.where(torch.tensor(spoiled)[:, None], value, logits))
 
         return sample
 
-    with replaced(runner(engine)._sampler, "sample", make):
-        outputs = engine.generate(prompts, n=n, **GREEDY)
+    return make
+
+
+@pytest.mark.parametrize("logprobs", [None, 0], ids=["plain", "reported"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_nan_logits_fail_one_request(tiny: TinyEngine, n: int, logprobs: int | None) -> None:
+    """Logits that are not finite fail their request, naming the position; the neighbours' bits stay (n > 1 too)."""
+    engine = tiny()
+    prompts = [[*POISON, 1], [1, 2, 3, 4]]
+    options = {**GREEDY, "n": n, "logprobs": logprobs}
+    expected = cold(engine, prompts[1:], **options)
+    engine.reset_prefix_cache()
+    with replaced(runner(engine), "_sample", spoiling(torch.nan, poisoned_only=True)):
+        outputs = engine.generate(prompts, **options)
         with pytest.raises(RequestFailedError, match="not finite at position 3"):
-            engine.generate(prompts[0], n=n, **GREEDY)
+            engine.generate(prompts[0], **options)
     assert [c.finish_reason for c in outputs[0].outputs] == ["error"] * n
     assert [c.token_ids for c in outputs[1].outputs] == [ids for ids, _ in expected]
     assert_idle(engine)
 
 
-def test_infinite_logits_fail_too(tiny: TinyEngine) -> None:
-    """A row with +inf or with nothing but -inf gives no token."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_infinite_logits_fail_too(tiny: TinyEngine, value: float, temperature: float) -> None:
+    """A row with +inf or with nothing but -inf gives no token, greedy or drawn."""
     engine = tiny()
-    for value in (torch.inf, -torch.inf):
-        with (
-            replaced(runner(engine)._sampler, "sample", lambda old, v=value: lambda row, s, i: old(row * 0 + v, s, i)),
-            pytest.raises(RequestFailedError, match="not finite"),
-        ):
-            engine.generate([1, 2], **GREEDY)
+    with (
+        replaced(runner(engine), "_sample", spoiling(value, poisoned_only=False)),
+        pytest.raises(RequestFailedError, match="not finite"),
+    ):
+        engine.generate([1, 2], **{**GREEDY, "temperature": temperature})
     assert_idle(engine)
 
 
-def test_nan_in_foreign_kv_reaches_nobody(new_tiny: TinyEngine) -> None:
+@pytest.mark.parametrize("path", compute_paths(["torch", *available()]))
+def test_nan_in_foreign_kv_reaches_nobody(new_tiny: TinyEngine, path: dict[str, Any]) -> None:
     """A pool full of NaN, as a failed neighbour would leave it: nobody reads a slot that is not its own."""
-    engine = new_tiny(blocks=64, block_size=4)
+    block_size = 4 if path["kernels"] == "torch" else 16
+    engine = new_tiny(blocks=256 // block_size, block_size=block_size, **path)
     prompts = [random_ids(seed, 3 + 4 * seed) for seed in range(8)]
     expected = cold(engine, prompts, **GREEDY)
     engine.reset_prefix_cache()

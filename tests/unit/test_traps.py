@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foreword import Engine
 from foreword.engine.request_state import RequestState
@@ -26,12 +27,20 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": Tru
 @contextmanager
 def saying(engine: Engine, data: bytes) -> Iterator[None]:
     """The engine computes as ever, but every request says ``data``, byte by byte."""
-    sampler = engine._loop.core.runner._sampler
-    sampler.sample = lambda _, sequence, __: data[len(sequence.token_ids) - sequence.num_prompt]
+    runner = engine._loop.core.runner
+    original = runner._sample
+
+    def sample(sequences: list[Any], logits: torch.Tensor) -> Any:
+        said = torch.full_like(logits, -1000.0)
+        for row, sequence in zip(said, sequences, strict=True):
+            row[data[len(sequence.token_ids) - sequence.num_prompt]] = 1000.0
+        return original(sequences, said)
+
+    runner._sample = sample  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del sampler.sample
+        del runner._sample
 
 
 def test_prompt_logprobs_bypass_reads_and_still_write(tiny: TinyEngine) -> None:
