@@ -19,7 +19,7 @@ from foreword.kv.cache import KVCacheManager
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.model.config import ModelConfig
-from foreword.model.load import fingerprint, load_model
+from foreword.model.load import fingerprint, load_model, stored_quantization
 from foreword.model.source import home, resolve
 from foreword.ops import create_ops, default_dtype
 from foreword.ops.protocol import Ops, Quantization
@@ -30,9 +30,6 @@ from foreword.scheduling.scheduler import Scheduler
 from foreword.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("foreword")
-
-DEFAULT_QUANTIZATION: Quantization = "int8"
-"""What the native CPU kernels do with weights unless a ``dtype`` or a ``quantization`` is asked for."""
 
 KV_SHARE_OF_FREE_MEMORY = 0.2
 """Share of the free memory that the KV cache takes when ``kv_cache_memory`` is not given."""
@@ -66,7 +63,7 @@ def build(config: EngineConfig) -> EngineParts:
     max_model_len = _max_model_len(config, model_config)
     kernels = _kernels(config, model_config)
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
-    quantization = _quantization(config, kernels)
+    quantization = _quantization(config, kernels, source.directory)
     try:
         ops = create_ops(device, dtype, kernels, quantization is not None)
     except ValueError as error:
@@ -123,11 +120,14 @@ def _kernels(config: EngineConfig, model: ModelConfig) -> str:
     return "torch"
 
 
-def _quantization(config: EngineConfig, kernels: str) -> Quantization | None:
-    """What ``quantization="auto"`` means: see DEFAULT_QUANTIZATION."""
-    if config.quantization == "auto":
-        return DEFAULT_QUANTIZATION if kernels != "torch" and config.dtype == "auto" else None
-    return cast("Quantization | None", config.quantization)
+def _quantization(config: EngineConfig, kernels: str, directory: Path) -> Quantization | None:
+    """What ``quantization="auto"`` means: the scheme a GGUF file came in, which costs no quality, else int8; see the
+    README's table. Nothing where a ``dtype`` is asked for, or where torch would compute it no faster."""
+    if config.quantization != "auto":
+        return cast("Quantization | None", config.quantization)
+    if kernels == "torch" or config.dtype != "auto":
+        return None
+    return stored_quantization(directory) or "int8"
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

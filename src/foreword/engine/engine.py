@@ -34,7 +34,7 @@ class Engine:
         dtype: of KV and unquantised weights: "auto" (bfloat16 where the processor reads it fast, else float32),
             "float32" or "bfloat16".
         quantization: of the weights: "int8" or "int4" (groups of 32, activations in 8 bits), None (none), or "auto"
-            (the best for the machine; None when a ``dtype`` is given).
+            (on the native kernels what a GGUF file came in, else "int8"; None when a ``dtype`` is given).
         kernels: on the CPU: "auto" (the best that the processor runs), "avx512_vnni", "avx512", "avx2" or "portable"
             of the native ones, or "torch" for plain torch operations.
         max_model_len: longest sequence in tokens; None takes the model's own.

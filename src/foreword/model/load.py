@@ -61,6 +61,18 @@ def load_model(
     return Decoder(config, ops, embedding=embedding, layers=layers, rotary=rotary, final_norm=final_norm, head=head)
 
 
+def stored_quantization(directory: Path) -> Quantization | None:
+    """The scheme of most blocks that a converted GGUF checkpoint keeps; None if it keeps none.
+
+    Raises:
+        ModelLoadError: a file is missing or unreadable.
+    """
+    names = [name for file in _files(directory) for name in _open(file).keys()]  # noqa: SIM118 - not a mapping
+    counts = {scheme: sum(name.endswith(suffix) for name in names) for suffix, scheme in _BLOCKS.items()}
+    most = max(counts, key=lambda scheme: counts[scheme])
+    return most if counts[most] else None
+
+
 def fingerprint(directory: Path) -> str:
     """A digest of the checkpoint that changes when another one is put in its place: SHA-256 over config.json and each
     safetensors file's name, size, header and a sample of its data. Cheap: no file is read whole.
