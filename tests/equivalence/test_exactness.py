@@ -19,7 +19,9 @@ LENGTHS = [1, 2, 5, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 257]
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate(LENGTHS)]
 
 PATHS = compute_paths(["torch", *available()])
-paths = pytest.mark.parametrize("path", PATHS)
+FEWER = [path for path in PATHS if path.values[0]["kernels"] != "torch" or path.id in ("torch-float32", "torch-int8")]
+"""Quantised weights are plain bfloat16 or float32 ones to the torch operations, which take the most time here."""
+paths = pytest.mark.parametrize("path", FEWER)
 
 
 @pytest.fixture(scope="module", params=PATHS)
@@ -256,11 +258,11 @@ def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None
     assert small.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("seed", range(2 * len(PATHS)))
+@pytest.mark.parametrize("seed", range(2 * len(FEWER)))
 def test_random_traffic_is_exact(tiny: TinyEngine, new_tiny: TinyEngine, seed: int) -> None:
     """Batches that share prefixes at random, with n and sampling, in small pools: every row as if alone and cold."""
     rng = random.Random(seed)
-    path: Options = PATHS[seed // 2].values[0]  # type: ignore[assignment]
+    path: Options = FEWER[seed // 2].values[0]  # type: ignore[assignment]
     reference = tiny(**path, max_num_batched_tokens=512)
     block_size = rng.choice(block_sizes(path, 2, 4, 8, 16))
     engine = new_tiny(

@@ -169,9 +169,15 @@ def warm_prompt(session: Session, cached: int, new: int) -> float:
 
 
 def decode(session: Session, context: int, tokens: int) -> float:
-    """Tokens per second of one sequence; the prefill, measured on a prompt of the same length, is taken off."""
-    prefill_s = session.prepare([session.words(context)], 1).seconds
-    decode_s = session.measure([session.words(context)], tokens + 1).seconds - prefill_s
+    """Tokens per second of one sequence; what comes before the first token is taken off.
+
+    It is measured on the same prompt, which is in the cache both times: the difference of two cold prefills would drown
+    the decoding in their noise.
+    """
+    prompt = session.words(context)
+    session.prepare([prompt], 1)
+    first_s = session.prepare([prompt], 1).seconds
+    decode_s = session.measure([prompt], tokens + 1).seconds - first_s
     if decode_s <= 0:
         raise RuntimeError(f"{tokens + 1} tokens came no later than one; something else disturbed the run")
     return tokens / decode_s
