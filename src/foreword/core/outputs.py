@@ -154,6 +154,9 @@ class EngineStats:
         tokens_generated: tokens sampled.
         preemptions: how often a sequence lost its blocks.
         steps: forward passes.
+        kv_tiles_used: tiles of 128 positions of a KV head that attention put against queries, each sequence counted.
+        kv_tiles_read: tiles that were brought in for that; fewer where sequences shared a beginning. Both are 0 with
+            kernels that do not share.
     """
 
     running: int = 0
@@ -169,6 +172,8 @@ class EngineStats:
     preemptions: int = 0
     evictions: int = 0
     steps: int = 0
+    kv_tiles_used: int = 0
+    kv_tiles_read: int = 0
 
     @property
     def hit_rate(self) -> float:

@@ -90,6 +90,8 @@ class EngineCore:
             preemptions=scheduler.stats.preemptions,
             evictions=scheduler.cache.evictions,
             steps=self.runner.num_steps,
+            kv_tiles_used=self.runner.ops.tiles_used,
+            kv_tiles_read=self.runner.ops.tiles_read,
         )
 
     def check_integrity(self) -> None:

@@ -145,6 +145,10 @@ class Ops(Protocol):
     name: str
     """Of its kernels, for logs."""
 
+    tiles_used: int
+    tiles_read: int
+    """Counters of all plans made; see :class:`foreword.core.outputs.EngineStats`."""
+
     @property
     def kv_layout(self) -> str:
         """Names how KV lies in the pool and what computed it: KV of another layout must not be read."""

@@ -41,7 +41,7 @@ class ModelRunner:
         self.model = model
         self.pool = pool
         self.num_steps = 0
-        self._ops = ops
+        self.ops = ops
         self._sampler = sampler
         self._device = device
 
@@ -50,8 +50,8 @@ class ModelRunner:
         """Compute ``plan``; the samples of all sequences whose next token became known."""
         size = self.pool.block_size
         if plan.copies:
-            self._ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
-        batch = build_batch(plan.chunks, self._ops, size, self._device)
+            self.ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
+        batch = build_batch(plan.chunks, self.ops, size, self._device)
         hidden = self.model.forward(batch, self.pool.layers)  # [N, hidden]
         self.num_steps += 1
         self._record_prompt_logprobs(plan.chunks, hidden)
@@ -62,7 +62,7 @@ class ModelRunner:
         return self._sample([chunk.sequence for chunk, _ in last], logits)
 
     def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
-        best = self._ops.argmax(logits)  # of all rows at once: what greedy requests take as it is
+        best = self.ops.argmax(logits)  # of all rows at once: what greedy requests take as it is
         finite = torch.isfinite(logits[range(len(best)), best]).tolist()
         samples = []
         for number, (sequence, token) in enumerate(zip(sequences, best, strict=True)):

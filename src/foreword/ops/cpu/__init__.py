@@ -44,6 +44,7 @@ class CpuOps:
             raise ValueError(f"the CPU backend computes in float32 or bfloat16, not in {dtype}")
         self.dtype = dtype
         self.name = "torch"
+        self.tiles_used = self.tiles_read = 0
         self._smallest_rows = 1
         self._measured: dict[tuple[int, ...], int] = {}
 

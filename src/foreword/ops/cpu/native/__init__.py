@@ -67,8 +67,6 @@ class NativeOps(CpuOps):
         self.name = kernels
         self.num_threads = num_threads or torch.get_num_threads()
         self.share_prefixes = share_prefixes
-        self.tiles_read = 0
-        self.tiles_used = 0
         self._costs = costs
         self._num_kv_heads = 1
         loaded = lib.library()
