@@ -1,9 +1,9 @@
 """``python -m tests.benchmarks.quality``: what each quantisation costs in quality, on real English text.
 
 The text is the language reference that ships inside CPython (``pydoc_data.topics``), so nothing is downloaded.
-Perplexity and agreement are teacher-forced: every scheme sees the same text, and at every position its most likely next
-token is compared with the one that bfloat16 weights give. The greedy column continues prompts freely and counts how many
-tokens agree before the first that differs; there, near ties decide early.
+Perplexity and agreement are teacher-forced: every scheme sees the same text, and at every position its most likely
+next token is compared with the one that bfloat16 weights give. The greedy column continues prompts freely and counts
+how many tokens agree before the first that differs; there, near ties decide early.
 """
 
 from __future__ import annotations
