@@ -24,7 +24,7 @@ PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40, 130))]
 
 
 def ops_of(engine: Engine) -> CpuOps:
-    ops = engine._loop.core.runner._ops
+    ops = engine._loop.core.runner.ops
     assert isinstance(ops, CpuOps)
     return ops
 

@@ -228,7 +228,7 @@ def test_requests_over_one_prompt_share_it_and_give_the_same_bits(
 ) -> None:
     """16 requests, with and without sharing: identical tokens and log-probabilities, and fewer tiles read."""
     engine = new_tiny(kernels=kernels, blocks=512, quantization="int8", dtype="bfloat16")
-    ops = engine._loop.core.runner._ops
+    ops = engine._loop.core.runner.ops
     assert isinstance(ops, NativeOps)
     shared = random_ids(1, 1024)
     prompts = [shared + random_ids(seed, 9 + seed) for seed in range(16)]
