@@ -69,16 +69,7 @@ class NativeOps(CpuOps):
         self.share_prefixes = share_prefixes
         self._costs = costs
         self._num_kv_heads = 1
-        loaded = lib.library()
-        context = loaded.fw_create(kernels.encode(), self.num_threads) if loaded else None
-        if loaded is None or not context:
-            names = ", ".join(lib.available()) or "none"
-            raise ValueError(f"kernels={kernels!r} are not available; available are: {names}")
-        self._library, self._context = loaded, context
-
-    def __del__(self) -> None:
-        if getattr(self, "_context", None):
-            self._library.fw_destroy(self._context)
+        self._kernels = lib.Kernels(kernels, self.num_threads)
 
     @property
     def kv_layout(self) -> str:
@@ -90,7 +81,7 @@ class NativeOps(CpuOps):
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
         if self._onednn:
             return super().linear(weight, bias)
-        return NativeLinear(self._library, self._context, self._arena, weight, bias)
+        return NativeLinear(self._kernels, self._arena, weight, bias)
 
     def plan_attention(self, sequences: Sequence[AttentionSequence]) -> NativePlan:
         positions = np.concatenate(
@@ -112,8 +103,8 @@ class NativeOps(CpuOps):
         key, value = key.float().contiguous(), value.float().contiguous()
         slots = slots.to(torch.int32)
         model, kv = self._shape(1, layer), _kv_struct(layer)
-        self._library.fw_store_kv(
-            self._context, model, kv, slots.data_ptr(), len(slots), key.data_ptr(), value.data_ptr(),
+        self._kernels.library.fw_store_kv(
+            self._kernels.context, model, kv, slots.data_ptr(), len(slots), key.data_ptr(), value.data_ptr(),
             key.shape[1] * key.shape[2],
         )  # fmt: skip
 
@@ -122,8 +113,8 @@ class NativeOps(CpuOps):
         output = torch.zeros_like(query)
         model = self._shape(query.shape[1], layer, spec.scale)
         options = lib.Layer(softcap=spec.softcap or 0.0, window=spec.window or 0)
-        done = self._library.fw_attend(
-            self._context, model, options, plan.struct, _kv_struct(layer), query.data_ptr(),
+        done = self._kernels.library.fw_attend(
+            self._kernels.context, model, options, plan.struct, _kv_struct(layer), query.data_ptr(),
             query.shape[1] * query.shape[2], output.data_ptr(),
         )  # fmt: skip
         _check(done)
@@ -133,13 +124,13 @@ class NativeOps(CpuOps):
         layers = (lib.KV * len(pool))(*(_kv_struct(KVLayer(layer[0], layer[1])) for layer in pool))
         model = self._shape(1, KVLayer(pool[0, 0], pool[0, 1]))
         for source, target, length in copies:
-            self._library.fw_copy_slots(model, layers, len(pool), source, target, length)
+            self._kernels.library.fw_copy_slots(model, layers, len(pool), source, target, length)
 
     def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
         self._num_kv_heads = shape.num_kv_heads
         if self._onednn:
             return None
-        return NativeLayers(self._library, self._context, shape, layers, final_norm, self.dtype)
+        return NativeLayers(self._kernels, shape, layers, final_norm, self.dtype)
 
     def calibrate(self, shape: DecoderShape, directory: Path) -> None:
         group = shape.num_heads // shape.num_kv_heads
@@ -162,7 +153,9 @@ class NativeOps(CpuOps):
 
     def argmax(self, logits: Tensor) -> list[int]:
         chosen = np.empty(len(logits), dtype=np.int32)
-        self._library.fw_argmax(self._context, logits.data_ptr(), logits.shape[0], logits.shape[1], chosen.ctypes.data)
+        self._kernels.library.fw_argmax(
+            self._kernels.context, logits.data_ptr(), logits.shape[0], logits.shape[1], chosen.ctypes.data
+        )
         return chosen.tolist()
 
     @staticmethod
@@ -179,8 +172,7 @@ class NativeLinear:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
-        context: int,
+        kernels: lib.Kernels,
         arena: _Arena,
         weight: Tensor | QuantizedWeight,
         bias: Tensor | None,
@@ -190,19 +182,23 @@ class NativeLinear:
         else:
             kind, rows, (n, k) = _KINDS[weight.dtype], weight, weight.shape
         rows = rows.contiguous()
-        self.panels = arena.take(library.fw_packed_bytes(kind, n, k))
-        library.fw_pack(kind, rows.data_ptr(), n, k, self.panels.ctypes.data)
+        self.panels = arena.take(kernels.library.fw_packed_bytes(kind, n, k))
+        kernels.library.fw_pack(kind, rows.data_ptr(), n, k, self.panels.ctypes.data)
         self.bias = None if bias is None else bias.float().contiguous()
         self.struct = lib.Linear(
             kind=kind, n=n, k=k, panels=self.panels.ctypes.data,
             bias=None if self.bias is None else self.bias.data_ptr(),
         )  # fmt: skip
-        self._library, self._context = library, context
+        self._kernels = kernels
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.float().contiguous()
         output = torch.empty(len(rows), self.struct.n)
-        _check(self._library.fw_apply(self._context, self.struct, rows.data_ptr(), len(rows), output.data_ptr()))
+        _check(
+            self._kernels.library.fw_apply(
+                self._kernels.context, self.struct, rows.data_ptr(), len(rows), output.data_ptr()
+            )
+        )
         return output
 
 
@@ -211,14 +207,13 @@ class NativeLayers:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
-        context: int,
+        kernels: lib.Kernels,
         shape: DecoderShape,
         layers: Sequence[LayerWeights],
         final_norm: Tensor,
         kv_dtype: torch.dtype,
     ) -> None:
-        self._library, self._context = library, context
+        self._kernels = kernels
         self._kept: list[Any] = list(layers)  # what the structs point to
         structs = (lib.Layer * len(layers))(*(self._layer(layer) for layer in layers))
         self._model = lib.Model(
@@ -234,7 +229,7 @@ class NativeLayers:
         batch = lib.Batch(
             attention=ctypes.pointer(plan.struct), slots=slots.data_ptr(), kv=self._kv(layers), hidden=hidden.data_ptr()
         )
-        _check(self._library.fw_forward(self._context, self._model, batch))
+        _check(self._kernels.library.fw_forward(self._kernels.context, self._model, batch))
         return hidden
 
     def _kv(self, layers: Sequence[KVLayer]) -> Any:

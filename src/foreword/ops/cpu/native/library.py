@@ -103,3 +103,24 @@ def available() -> tuple[str, ...]:
     """Names of the instruction sets this processor runs, the best first; empty without the library."""
     loaded = library()
     return tuple(loaded.fw_kernels_available().decode().split()) if loaded else ()
+
+
+class Kernels:
+    """A pool of threads and its buffers, for one instruction set; freed when nothing refers to it any more.
+
+    Raises:
+        ValueError: the instruction set is not available.
+    """
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self.context: int | None = None
+        loaded = library()
+        if loaded is not None:
+            self.library = loaded
+            self.context = loaded.fw_create(name.encode(), num_threads)
+        if not self.context:
+            raise ValueError(f"kernels={name!r} are not available; available are: {', '.join(available()) or 'none'}")
+
+    def __del__(self) -> None:
+        if self.context:
+            self.library.fw_destroy(self.context)
