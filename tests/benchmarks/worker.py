@@ -69,7 +69,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.pop(0)  # this folder: its modules must not stand in for packages
     channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what engines print goes to the log
+    os.dup2(2, 1)  # what engines print goes to the log, line by line, so that it is there when one dies
+    sys.stdout.reconfigure(line_buffering=True)
     worker = Worker()
     for line in sys.stdin:
         request = json.loads(line)
