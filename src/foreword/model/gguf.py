@@ -43,8 +43,8 @@ _OTHER_NAMES = {
     "output.weight": "lm_head.weight",
 }
 
-KEPT_TYPES = {"Q4_1": (".q4_1", 20), "Q8_0": (".q8_0", 34)}
-"""GGUF types whose blocks are kept beside the bfloat16 weights, for quantised engines: suffix, bytes of 32 weights."""
+KEPT_TYPES = {"Q4_1": ".q4_1", "Q8_0": ".q8_0"}
+"""Suffix of the blocks kept beside the bfloat16 weights, for quantised engines, by their GGUF type."""
 
 Progress = Callable[[Iterator[Any], int], Iterator[Any]]
 """Wraps an iterator of known length, for example to show a bar."""
@@ -162,7 +162,7 @@ def _tensors(file: GGUFFile, name: str, config: Mapping[str, Any]) -> dict[str, 
         raise ModelLoadError(f"{file.path}: tensor {name} cannot be unpacked: {error}") from error
     kept = KEPT_TYPES.get(source.tensor_type.name)
     if kept and weights[target].dim() == 2:
-        weights[target + kept[0]] = torch.from_numpy(source.data.copy()).reshape(len(weights[target]), -1)
+        weights[target + kept] = torch.from_numpy(source.data.copy()).reshape(len(weights[target]), -1)
     if config["model_type"] == "llama" and (match := re.fullmatch(r"blk\.\d+\.attn_([qk])\.\w+", name)):
         heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
         weights = {key: unpermute(weight, heads) for key, weight in weights.items()}

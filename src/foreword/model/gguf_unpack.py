@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_BLOCK = 32  # weights per block in all the formats unpacked here
+from foreword.ops.quantize import GROUP, half_at, nibbles, unpack_q4_1, unpack_q8_0
 
 
 def unpack(tensor: Any) -> Tensor:
@@ -31,46 +31,32 @@ def unpack(tensor: Any) -> Tensor:
     return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)).reshape(shape)
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at byte ``at`` of every block, in float32 ``[blocks, 1]``."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """``[blocks, 16]`` bytes to ``[blocks, 32]`` values below 16: all low halves come first, then all high ones."""
-    return torch.cat([packed & 0x0F, packed >> 4], dim=1)
-
-
 def _fifth_bits(packed: Tensor) -> Tensor:
     """``[blocks, 4]`` bytes to ``[blocks, 32]``: bit i of the block as 16 or 0."""
     shifts = torch.arange(8, dtype=torch.uint8)
     bits = (packed[:, :, None] >> shifts) & 1  # [blocks, 4, 8]
-    return bits.reshape(-1, _BLOCK) << 4
+    return bits.reshape(-1, GROUP) << 4
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
     """Bytes of a block: scale (2), values (16)."""
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
-
-
-def _q4_1(blocks: Tensor) -> Tensor:
-    """Bytes of a block: scale (2), minimum (2), values (16)."""
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+    return half_at(blocks, 0) * (nibbles(blocks[:, 2:]).float() - 8)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
     """Bytes of a block: scale (2), fifth bits (4), values (16)."""
-    return _half(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).float() - 16)
+    return half_at(blocks, 0) * ((nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])).float() - 16)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
     """Bytes of a block: scale (2), minimum (2), fifth bits (4), values (16)."""
-    return _half(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])).float() + _half(blocks, 2)
+    return half_at(blocks, 0) * (nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])).float() + half_at(blocks, 2)
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    """Bytes of a block: scale (2), signed values (32)."""
-    return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
-
-
-_UNPACKERS = {"Q4_0": (18, _q4_0), "Q4_1": (20, _q4_1), "Q5_0": (22, _q5_0), "Q5_1": (24, _q5_1), "Q8_0": (34, _q8_0)}
+_UNPACKERS = {
+    "Q4_0": (18, _q4_0),
+    "Q4_1": (20, unpack_q4_1),
+    "Q5_0": (22, _q5_0),
+    "Q5_1": (24, _q5_1),
+    "Q8_0": (34, unpack_q8_0),
+}

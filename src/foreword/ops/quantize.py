@@ -32,14 +32,28 @@ def quantize(weight: Tensor, scheme: Quantization) -> QuantizedWeight:
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """``[out, in]`` float32."""
-    size = weight.blocks.shape[1] * GROUP // weight.shape[1]
-    blocks = weight.blocks.reshape(-1, size)
-    if weight.scheme == "int8":
-        values = _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
-    else:
-        nibbles = torch.cat((blocks[:, 4:] & 15, blocks[:, 4:] >> 4), dim=1)
-        values = _half(blocks, 0) * nibbles.float() + _half(blocks, 2)
-    return values.reshape(weight.shape)
+    unpack = unpack_q8_0 if weight.scheme == "int8" else unpack_q4_1
+    return unpack(weight.blocks.reshape(-1, BLOCK_BYTES[weight.scheme])).reshape(weight.shape)
+
+
+def unpack_q8_0(blocks: Tensor) -> Tensor:
+    """``[G, 34]`` bytes, of a block the scale (2) and the signed values (32), to ``[G, 32]`` float32."""
+    return half_at(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
+
+
+def unpack_q4_1(blocks: Tensor) -> Tensor:
+    """``[G, 20]`` bytes, of a block the scale (2), the minimum (2) and the values (16), to ``[G, 32]`` float32."""
+    return half_at(blocks, 0) * nibbles(blocks[:, 4:]).float() + half_at(blocks, 2)
+
+
+def half_at(blocks: Tensor, at: int) -> Tensor:
+    """The float16 at byte ``at`` of every block, in float32 ``[G, 1]``."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """``[G, 16]`` bytes to ``[G, 32]`` values below 16: all low halves come first, then all high ones."""
+    return torch.cat([packed & 0x0F, packed >> 4], dim=1)
 
 
 def joined(weights: list[QuantizedWeight]) -> QuantizedWeight:
@@ -89,11 +103,6 @@ def _fit(groups: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     spread = (values - mean).square().sum(1, keepdim=True)
     scale = ((values - mean) * (groups - center)).sum(1, keepdim=True) / spread.clamp_min(1e-9)
     return scale, center - scale * mean
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at byte ``at`` of every block, in float32 ``[blocks, 1]``."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 _BLOCKS = {"int8": _int8_blocks, "int4": _int4_blocks}

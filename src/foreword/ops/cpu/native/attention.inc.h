@@ -18,7 +18,6 @@ typedef struct {
     float *query, *sum, *scores, *largest, *total; /* [R][dim] [R][dim] [R][128] [R] [R] */
     float *old_factor, *new_factor;                /* [R], of a merge */
     float *tail;                                   /* [16][dim], a block of values; see visible_values() */
-    int32_t stacked;                               /* R */
 } stack;
 
 INLINE int32_t position_of(const stack *s, const fw_task *task, int32_t stacked_row)
@@ -242,7 +241,6 @@ static void attend(const fw_model *model, const fw_layer *layer, const fw_attent
     s.old_factor = s.total + stacked;
     s.new_factor = s.old_factor + stacked;
     s.tail = s.new_factor + stacked;
-    s.stacked = stacked;
     vf scale = v_set(model->scale);
     for (int32_t row = 0; row < stacked; ++row) {
         int32_t token = plan->rows[task->row_begin + row / group], head = kv_head * group + row % group;

@@ -20,7 +20,6 @@ from foreword.ops.protocol import AttentionSequence, SlotRun
 
 Ints = NDArray[np.int32]
 
-TILE_BLOCKS = TILE // SLOTS
 QUERY_BLOCK = 16
 """Tokens of a prompt that are computed together."""
 
