@@ -76,8 +76,8 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """``[R, hidden] -> [R, vocab]`` float32."""
         rows = hidden.shape[0]
-        padded = F.pad(hidden, (0, 0, 0, self.ops.pad_rows(rows) - rows))
-        logits = self._head(padded)[:rows].float()
+        missing = self.ops.pad_rows(rows) - rows
+        logits = self._head(F.pad(hidden, (0, 0, 0, missing)) if missing else hidden)[:rows].float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
