@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 PYPROJECTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml
+KERNELS := $(wildcard src/foreword/ops/cpu/native/*.[ch])
 
 .PHONY: demo test lint soak bench clean
 
@@ -30,7 +31,7 @@ clean:
 	rm -rf $(VENV)
 
 # torch first and alone: a later requirement it satisfies then pulls no other build of it
-$(INSTALLED): $(PYPROJECTS)
+$(INSTALLED): $(PYPROJECTS) $(KERNELS)
 	@echo "setting up $(VENV); the first time downloads packages and takes a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)

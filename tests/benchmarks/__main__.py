@@ -70,7 +70,10 @@ def measure(
             options.max_seconds,
             lambda line: print(line, flush=True),
         )
-        bench.run(entries, chosen, fresh, options.runs)
+        try:
+            bench.run(entries, chosen, fresh, options.runs)
+        except KeyboardInterrupt:
+            print("\ninterrupted: what follows is what was measured until then", flush=True)
     for about in bench.about.values():
         about["text"] = tokenizer.decode(about["answer"])
     return {

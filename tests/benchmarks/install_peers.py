@@ -63,8 +63,11 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where the environments go, for example .peers")
     parser.add_argument("--only", metavar="A,B", help=f"of {', '.join(PEERS)} (default: all)")
     options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(PEERS)
+    if unknown := set(names) - set(PEERS):
+        parser.error(f"there is no peer {unknown.pop()!r}; known are {', '.join(PEERS)}")
     failed = []
-    for name in options.only.split(",") if options.only else PEERS:
+    for name in names:
         try:
             install(name, options.folder)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -14,6 +14,9 @@ from .turns import FRESH, Record
 OURS = "foreword:"
 TITLES = {name: (each.title, each.unit) for name, each in (WORKLOADS | GROWTH).items()} | FRESH
 
+DISTURBED = 0.1
+"""Share of the processors that other processes may use during a run that counts."""
+
 Medians = dict[str, dict[str, float]]
 """By workload and entry."""
 
@@ -34,10 +37,10 @@ def render(result: Record) -> str:
 
 
 def medians(records: Iterable[Record]) -> Medians:
-    """The median of the runs without errors; an entry that had none is left out."""
+    """The median of the runs without errors and undisturbed by others; an entry that had none is left out."""
     runs: dict[str, dict[str, list[float]]] = {}
     for record in records:
-        if not record["errors"]:
+        if not record["errors"] and record.get("others_cpu", 0) <= DISTURBED:
             runs.setdefault(record["workload"], {}).setdefault(record["engine"], []).append(record["value"])
     return {
         workload: {engine: statistics.median(values) for engine, values in by_engine.items()}
@@ -100,6 +103,8 @@ def _heading(result: Record) -> str:
     if used:
         middle = statistics.median(used)
         lines[-1] += f" Other processes used {middle:.0%} of the CPUs in the median, {max(used):.0%} at most."
+        if out := sum(share > DISTURBED for share in used):
+            lines[-1] += f" {out} runs with more than {DISTURBED:.0%} are left out of the medians."
     return "\n".join(lines + result["skipped"])
 
 

@@ -66,33 +66,37 @@ class Bench:
                     if entry.runs(workload.name):
                         self._guard(entry, workload.name, partial(self._turn, entry, workload, number))
 
-    def _guard(self, entry: Entry, what: str, turn: Callable[[], None]) -> None:
+    def _guard(self, entry: Entry, what: str, turn: Callable[[], float]) -> None:
+        """Take a turn, which returns the seconds that count, unless the entry is over with it."""
         if {(entry.name, what), (entry.name, "")} & self._over:
             return
-        start_s = time.perf_counter()
+        seconds = 0.0
         try:
-            turn()
+            seconds = turn()
+        except workloads.Disturbed as disturbed:
+            self._say(f"{what:6} {entry.name:20} left out: {disturbed}")
         except (WorkerError, RuntimeError) as error:
             loaded = entry.name in self.about
             self._over.add((entry.name, what if loaded else ""))
             self.failures.append({"engine": entry.name, "workload": what, "error": str(error)})
             self._say(f"{what:6} {entry.name:20} FAILED: {error}")
-        if time.perf_counter() - start_s > self._max_seconds:
+        if seconds > self._max_seconds:
             self._over.add((entry.name, what))
 
-    def _turn(self, entry: Entry, workload: Workload, number: int) -> None:
+    def _turn(self, entry: Entry, workload: Workload, number: int) -> float:
         worker, new = self._workers.take(entry, self._model_of(entry))
         try:
             if new:
                 workloads.warm_up(worker, self._word_ids)
                 self._ask(entry, worker)
-            self._measure(entry, worker, workload, number)
+            seconds = self._measure(entry, worker, workload, number)
         except BaseException:
             worker.close()
             raise
         self._workers.put(entry, worker)
+        return seconds
 
-    def _fresh_turn(self, entry: Entry, fresh: Sequence[str], number: int) -> None:
+    def _fresh_turn(self, entry: Entry, fresh: Sequence[str], number: int) -> float:
         """Start a process; after its first token let it run W4 and look at its memory."""
         model, load_before = self._model_of(entry), os.getloadavg()
         words = random.Random(f"start/{number}").choices(self._word_ids, k=64)
@@ -108,10 +112,11 @@ class Bench:
                 gigabytes = measure.resident_bytes(worker.pid) / 1e9
                 record = {"value": gigabytes, "unit": "GB", "errors": result.errors}
                 self._keep(entry, "memory", number, load_before, record)
+            return time.perf_counter() - worker.start_s
         finally:
             worker.close()
 
-    def _measure(self, entry: Entry, worker: Worker, workload: Workload, number: int) -> None:
+    def _measure(self, entry: Entry, worker: Worker, workload: Workload, number: int) -> float:
         load_before, busy, own = os.getloadavg(), measure.busy_seconds(), _own_seconds(worker)
         start_s = time.perf_counter()
         result = workloads.run(workload, worker, self._word_ids, str(number))
@@ -120,6 +125,7 @@ class Bench:
         share = max(0.0, others / passed_s / (os.cpu_count() or 1))
         record = dataclasses.asdict(result) | {"unit": workload.unit, "others_cpu": round(share, 3)}
         self._keep(entry, workload.name, number, load_before, record)
+        return passed_s
 
     def _keep(self, entry: Entry, name: str, number: int, load_before: tuple[float, ...], result: Record) -> None:
         place = {"workload": name, "engine": entry.name, "run": number}

@@ -44,16 +44,23 @@ def run(options: argparse.Namespace) -> None:
     start_s = time.perf_counter()
     results: dict[str, list[Result]] = {}
     with open_engine(options) as engine:
-        print(f"{engine.model}: loaded in {time.perf_counter() - start_s:.1f} s; median of {options.runs} (range)\n")
+        loaded_s = time.perf_counter() - start_s
+        print(f"{engine.model}: loaded in {loaded_s:.1f} s; {engine.num_threads} threads; ", end="")
+        print(f"median of {options.runs} (range)\n")
         driver, word_ids = EngineDriver(engine), word_ids_of(engine)
         workloads.warm_up(driver, word_ids)
         for workload in chosen:
             if workload.longest > engine.max_model_len:
                 print(f"{workload.name:6}  skipped: it needs {workload.longest:,} tokens in one sequence")
                 continue
-            runs = [workloads.run(workload, driver, word_ids, str(number)) for number in range(options.runs)]
-            results[workload.name] = runs
-            print(describe(workload, runs), flush=True)
+            runs = results[workload.name] = []
+            for attempt in range(options.runs):
+                try:
+                    runs.append(workloads.run(workload, driver, word_ids, str(attempt)))
+                except workloads.Disturbed as disturbed:
+                    print(f"{workload.name:6}  left out: {disturbed}")
+            if runs:
+                print(describe(workload, runs), flush=True)
         if memory := resident_bytes():
             print(f"{'memory':6}  {'resident, everything included':50}  {number(memory / 1e9):>7} GB")
     if options.json:

@@ -24,6 +24,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--quantization", default="auto", choices=["auto", "none", "int8", "int4"], help="default: %(default)s"
     )
     group.add_argument("--kernels", default="auto", choices=KERNELS, help="default: %(default)s")
+    group.add_argument("--num-threads", type=int, metavar="N", help="threads that compute (default: torch's)")
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: the model's)")
     group.add_argument("--kv-cache-memory", metavar="SIZE", help='e.g. "512MiB" (default: a fifth of free memory)')
 
@@ -49,6 +50,7 @@ def open_engine(options: argparse.Namespace) -> Engine:
         dtype=options.dtype,
         quantization=None if options.quantization == "none" else options.quantization,
         kernels=options.kernels,
+        num_threads=options.num_threads,
         max_model_len=options.max_model_len,
         kv_cache_memory=options.kv_cache_memory,
     )

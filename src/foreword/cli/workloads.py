@@ -18,6 +18,10 @@ MIN_WORDS = 256
 _WORD = re.compile(r" [a-z]{2,}")
 
 
+class Disturbed(RuntimeError):
+    """Something else took so much of the machine that the run says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What one prompt came to.
@@ -127,7 +131,11 @@ class Result:
 
 
 def run(workload: Workload, driver: Driver, word_ids: Sequence[int], seed: str) -> Result:
-    """Run ``workload`` once. The words depend on ``seed`` and the workload alone."""
+    """Run ``workload`` once. The words depend on ``seed`` and the workload alone.
+
+    Raises:
+        Disturbed: the machine was too busy for a result.
+    """
     driver.reset()
     session = Session(driver, word_ids, f"{seed}/{workload.name}")
     value = workload.measure(session)
@@ -179,7 +187,7 @@ def decode(session: Session, context: int, tokens: int) -> float:
     first_s = session.prepare([prompt], 1).seconds
     decode_s = session.measure([prompt], tokens + 1).seconds - first_s
     if decode_s <= 0:
-        raise RuntimeError(f"{tokens + 1} tokens came no later than one; something else disturbed the run")
+        raise Disturbed(f"{tokens + 1} tokens came no later than one; something else disturbed the run")
     return tokens / decode_s
 
 
@@ -271,7 +279,7 @@ GROWTH = {
         *(_shared(f"W4p{shared}", 16, shared) for shared in (512, 1024, 2048, 4096, 7936)),
     )
 }
-"""W4 with more requests, and with longer shared beginnings."""
+"""W4 with more requests, and with longer shared beginnings: up to what the default model's 8,192 positions hold."""
 
 
 def choose(names: str | None, growth: bool = False) -> list[Workload]:

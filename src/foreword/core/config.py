@@ -31,6 +31,7 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str | None = "auto"
     kernels: str = "auto"
+    num_threads: int | None = None
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory: int | str | None = None
@@ -53,13 +54,13 @@ class EngineConfig:
             reject("quantization", self.quantization, f"choose one of {', '.join(map(repr, QUANTIZATIONS))}")
         if self.kernels not in KERNELS:
             reject("kernels", self.kernels, f"choose one of {', '.join(KERNELS)}")
-        for field, low in (("block_size", 1), ("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 1)):
+        optional = ("num_threads", "max_num_batched_tokens", "max_model_len")
+        for field in ("block_size", "max_num_seqs", *optional):
             value = getattr(self, field)
-            optional = field in ("max_num_batched_tokens", "max_model_len")
-            if value is None and optional:
+            if value is None and field in optional:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                reject(field, value, f"give an integer of at least {low}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                reject(field, value, "give an integer of at least 1")
         if ATTENTION_TILE % self.block_size:
             reject("block_size", self.block_size, f"give a divisor of {ATTENTION_TILE}, the attention tile")
         share = self.gpu_memory_utilization

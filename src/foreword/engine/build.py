@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from pathlib import Path
@@ -65,9 +66,10 @@ def build(config: EngineConfig) -> EngineParts:
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
     quantization = _quantization(config, kernels, source.directory)
     try:
-        ops = create_ops(device, dtype, kernels, quantization is not None)
+        ops = create_ops(device, dtype, kernels, quantization is not None, config.num_threads)
     except ValueError as error:
         reject("kernels" if device == "cpu" else "device", kernels if device == "cpu" else device, str(error))
+    ops.enter_thread()
     model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)
     ops.calibrate(model.shape, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
@@ -98,6 +100,14 @@ def build(config: EngineConfig) -> EngineParts:
     )
 
 
+@functools.cache  # once per process
+def _say_native_kernels_are_missing() -> None:
+    logger.info(
+        "the native CPU kernels are not there (the package was built without a C compiler or Python's headers): "
+        "using torch, which is slower"
+    )
+
+
 def _kernels(config: EngineConfig, model: ModelConfig) -> str:
     """The kernels to use; falls back to torch for shapes that the native ones do not know."""
     from foreword.ops.cpu.native.library import SLOTS, available
@@ -106,7 +116,7 @@ def _kernels(config: EngineConfig, model: ModelConfig) -> str:
     if wanted == "torch" or config.device not in ("auto", "cpu"):
         return "torch"
     if wanted == "auto" and not available():
-        logger.info("the native CPU kernels are not there (the package was built without a C compiler): using torch")
+        _say_native_kernels_are_missing()
         return "torch"
     odd = [name for name in ("hidden_size", "intermediate_size", "head_dim") if getattr(model, name) % SLOTS]
     if config.block_size % SLOTS:

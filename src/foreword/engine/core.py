@@ -24,6 +24,10 @@ class EngineCore:
         self._requests: dict[str, RequestState] = {}
         self._tokens_generated = 0
 
+    def enter_thread(self) -> None:
+        """Called first on the thread that calls everything else."""
+        self.runner.ops.enter_thread()
+
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work

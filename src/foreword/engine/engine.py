@@ -31,12 +31,13 @@ class Engine:
         model: a known name (``"smollm2-135m"``), a directory with a Hugging Face checkpoint, a ``.gguf`` file, or a
             hub repository ``"org/name"``.
         device: "auto" or "cpu".
-        dtype: of KV and unquantised weights: "auto" (bfloat16 where the processor reads it fast, else float32),
-            "float32" or "bfloat16".
+        dtype: of KV and unquantised weights: "float32", "bfloat16", or "auto" (bfloat16; on the torch kernels float32
+            where the processor does not multiply bfloat16).
         quantization: of the weights: "int8" or "int4" (groups of 32, activations in 8 bits), None (none), or "auto"
             (on the native kernels what a GGUF file came in, else "int8"; None when a ``dtype`` is given).
         kernels: on the CPU: "auto" (the best that the processor runs), "avx512_vnni", "avx512", "avx2" or "portable"
             of the native ones, or "torch" for plain torch operations.
+        num_threads: threads that compute, on the CPU; None takes as many as torch uses.
         max_model_len: longest sequence in tokens; None takes the model's own.
         block_size: tokens per KV block, a divisor of 128.
         kv_cache_memory: bytes for the KV cache, or text such as "512MiB". None takes a fifth of the free memory, at
@@ -69,6 +70,7 @@ class Engine:
         dtype: str = "auto",
         quantization: str | None = "auto",
         kernels: str = "auto",
+        num_threads: int | None = None,
         max_model_len: int | None = None,
         block_size: int = 16,
         kv_cache_memory: int | str | None = None,
@@ -86,6 +88,7 @@ class Engine:
             dtype=dtype,
             quantization=quantization,
             kernels=kernels,
+            num_threads=num_threads,
             max_model_len=max_model_len,
             block_size=block_size,
             kv_cache_memory=kv_cache_memory,
@@ -103,6 +106,7 @@ class Engine:
             parts = pool.submit(build, self.config).result()
         self.max_model_len = parts.limits.max_model_len
         self.vocab_size = parts.limits.vocab_size
+        self.num_threads = parts.core.runner.ops.num_threads
         self._loop = EngineLoop(parts.core)
         self._client = EngineClient(self._loop, parts.tokenizer, parts.limits, parts.namespace, seed)
         self._closer = weakref.finalize(self, self._loop.close)  # also at interpreter exit

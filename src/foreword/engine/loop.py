@@ -110,6 +110,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self.core.enter_thread()
             while self._take_actions():
                 if self.core.has_work:
                     self.core.step()

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from foreword.ops.protocol import Ops
 
 
-def create_ops(device: str, dtype: torch.dtype, kernels: str = "auto", quantized: bool = False) -> Ops:
+def create_ops(
+    device: str, dtype: torch.dtype, kernels: str = "auto", quantized: bool = False, num_threads: int | None = None
+) -> Ops:
     """The backend for ``device``, computing in ``dtype``.
 
     Args:
         kernels: on the CPU, the instruction set of the native kernels, ``"torch"`` for none of them, or ``"auto"``
             for the best there are.
         quantized: weights will be quantised; if not, bfloat16 products are oneDNN's where the processor has them.
+        num_threads: on the CPU; None takes torch's.
 
     Raises:
         ValueError: there is no backend for the device, the dtype or the kernels.
@@ -26,11 +29,11 @@ def create_ops(device: str, dtype: torch.dtype, kernels: str = "auto", quantized
         if chosen is None or chosen == "torch":
             from foreword.ops.cpu import CpuOps
 
-            return CpuOps(dtype)
+            return CpuOps(dtype, num_threads)
         from foreword.ops.cpu.native import NativeOps
 
         fast = str(dtype) == "torch.bfloat16" and _has_fast_bfloat16()
-        return NativeOps(dtype, chosen, onednn=fast and not quantized)
+        return NativeOps(dtype, chosen, num_threads, onednn=fast and not quantized)
     if device.partition(":")[0] == "cuda":
         raise ValueError(f"device={device!r} is not supported yet: the Triton backend is still to come; use 'cpu'")
     raise ValueError(f"device={device!r} is not supported: use 'cpu'")

@@ -145,6 +145,9 @@ class Ops(Protocol):
     name: str
     """Of its kernels, for logs."""
 
+    num_threads: int
+    """Threads that compute."""
+
     tiles_used: int
     tiles_read: int
     """Counters of all plans made; see :class:`foreword.core.outputs.EngineStats`."""
@@ -152,6 +155,9 @@ class Ops(Protocol):
     @property
     def kv_layout(self) -> str:
         """Names how KV lies in the pool and what computed it: KV of another layout must not be read."""
+
+    def enter_thread(self) -> None:
+        """Called first on every thread that works with this backend."""
 
     def pad_rows(self, num_rows: int) -> int:
         """The row count, at least ``num_rows``, that this backend wants a batch to be padded to."""

@@ -11,6 +11,9 @@ GROUP = 32
 BLOCK_BYTES: dict[Quantization, int] = {"int8": 34, "int4": 20}
 """Bytes of a group."""
 
+_LARGEST: dict[Quantization, float] = {"int8": 127 * 65504.0, "int4": 65504.0}
+"""Values up to here have a scale, and a minimum, that float16 holds."""
+
 _CANDIDATES = 16
 """Ranges tried per 4-bit group: the full one and ever narrower ones, which give up extremes for a finer grid."""
 
@@ -19,13 +22,15 @@ def quantize(weight: Tensor, scheme: Quantization) -> QuantizedWeight:
     """Quantise ``weight [out, in]``; ``in`` is a multiple of 32.
 
     Raises:
-        ValueError: it is not, or the weight holds values that are not finite.
+        ValueError: it is not, or the weight holds values that are not finite or whose scales float16 cannot hold.
     """
     out, inputs = weight.shape
     if inputs % GROUP:
         raise ValueError(f"a weight of {inputs} inputs cannot be quantised in groups of {GROUP}")
     if not torch.isfinite(weight).all():
         raise ValueError("the weight holds values that are not finite")
+    if (largest := weight.abs().max().item()) > _LARGEST[scheme]:
+        raise ValueError(f"the weight holds values too large for float16 scales: up to {largest:.3g}")
     parts = [_BLOCKS[scheme](rows.float().reshape(-1, GROUP)).reshape(len(rows), -1) for rows in weight.split(4096)]
     return QuantizedWeight(scheme, torch.cat(parts), (out, inputs))
 

@@ -58,7 +58,7 @@ class ModelRunner:
         last = [(chunk, row) for chunk, row in zip(plan.chunks, _last_rows(plan.chunks), strict=True) if chunk.is_last]
         if not last:
             return []
-        logits = self.model.logits(_select(hidden, [row for _, row in last]))  # [R, V]
+        logits = self.model.logits(hidden[[row for _, row in last]])  # [R, V]
         return self._sample([chunk.sequence for chunk, _ in last], logits)
 
     def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
@@ -93,14 +93,6 @@ class ModelRunner:
                 part = targets[done : done + _LOGIT_ROWS]
                 rows = self.model.logits(hidden[first_row + done : first_row + done + len(part)])
                 sequence.prompt_logprobs += [logprobs(row, t, top) for row, t in zip(rows, part, strict=True)]
-
-
-def _select(hidden: Tensor, rows: list[int]) -> Tensor:
-    """``hidden[rows]``. Indexing with a list would wake OpenMP's threads, which then spin for some milliseconds on the
-    processors that the kernels' own threads need."""
-    if rows == list(range(len(hidden))):
-        return hidden
-    return hidden.index_select(0, torch.tensor(rows, device=hidden.device))
 
 
 def _last_rows(chunks: Seq[Chunk]) -> list[int]:

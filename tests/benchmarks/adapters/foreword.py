@@ -14,11 +14,15 @@ class Adapter:
 
     def __init__(self, variant: str, model: str, threads: int) -> None:
         dtypes = {"bf16": "bfloat16", "fp32": "float32"}
-        options: dict[str, Any] = {"dtype": dtypes.get(variant, "auto"), "kv_cache_memory": "2GiB"}
+        options: dict[str, Any] = {
+            "dtype": dtypes.get(variant, "auto"),
+            "kv_cache_memory": "2GiB",
+            "num_threads": threads,
+        }
         if variant in ("int8", "int4"):
             options["quantization"] = variant
         self._engine = Engine(model, **options)
-        self.notes = f"Engine({', '.join(f'{name}={value!r}' for name, value in options.items())}), {threads} threads"
+        self.notes = f"Engine({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
         outputs = self._engine.generate(prompts, max_tokens=max_tokens, temperature=0, ignore_eos=True)

@@ -7,16 +7,18 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from foreword import Engine, EngineConfig
+from foreword.engine import build
 from foreword.ops import create_ops, default_dtype
 from foreword.ops.cpu import CpuOps
 from foreword.ops.cpu.native import library as lib
-from support import assert_same_bits, generate_recorded, native_kernels, random_ids
+from support import assert_same_bits, cold, generate_recorded, native_kernels, random_ids
 
 NewEngine = Callable[..., Engine]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
@@ -34,6 +36,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a package that was built without a C compiler."""
     monkeypatch.setattr(lib, "library", lambda: None)
     monkeypatch.setattr(lib, "available", lambda: ())
+    build._say_native_kernels_are_missing.cache_clear()
 
 
 def test_these_kernels_were_built() -> None:
@@ -51,6 +54,7 @@ def test_without_the_library_the_engine_says_so_once_and_answers(
     """One line at info level, none above; the answers are those of the torch kernels."""
     with caplog.at_level(logging.INFO, logger="foreword"):
         engine = new_tiny()
+        new_tiny()
     said = [record for record in caplog.records if "C compiler" in record.getMessage()]
     assert [record.levelname for record in said] == ["INFO"]
     assert "using torch" in said[0].getMessage()
@@ -94,6 +98,49 @@ def test_a_library_that_cannot_be_loaded_is_as_good_as_none() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "torch"]
+
+
+@pytest.mark.skipif(not lib.available(), reason="there is no library to be wrong")
+def test_a_library_of_other_sources_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An interface that differs would be called with the wrong arguments."""
+    loaded = lib.library()
+    assert loaded is not None
+    assert loaded.fw_abi() == lib.expected_abi()
+    monkeypatch.setattr(lib, "VERSION", lib.VERSION + 1)
+    assert lib.library.__wrapped__() is None
+    assert "built from other sources" in caplog.text
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kernels", ["torch", *native_kernels()[:1]])
+def test_threads_are_those_asked_for(new_tiny: NewEngine, kernels: str, threads: int) -> None:
+    """They change no bit, nor torch's number in the caller's thread and in new ones."""
+    before = torch.get_num_threads()
+    engine = new_tiny(kernels=kernels, num_threads=threads)
+    assert engine.num_threads == threads
+    inside = engine._loop.call(torch.get_num_threads)
+    assert inside == (threads if kernels == "torch" else 1)
+    expected = generate_recorded(new_tiny(kernels=kernels), PROMPTS, **GREEDY)
+    assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+    with ThreadPoolExecutor(1) as pool:
+        assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (before, before)
+
+
+@pytest.mark.parametrize("kernels", native_kernels()[:1])
+def test_onednn_products_beside_native_attention_are_exact(
+    new_tiny: NewEngine, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """As on processors that multiply bfloat16: cold and warm, in one piece and in chunks."""
+    monkeypatch.setattr("foreword.ops._has_fast_bfloat16", lambda: True)
+    options: dict[str, Any] = {"kernels": kernels, "dtype": "bfloat16", "quantization": None}
+    whole, chunked = (new_tiny(**options, max_num_batched_tokens=budget) for budget in (512, 7))
+    assert "oneDNN" in ops_of(whole).kv_layout
+    expected = cold(whole, PROMPTS, **GREEDY)
+    for engine in (whole, chunked):
+        assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
+        assert_same_bits(generate_recorded(engine, PROMPTS, **GREEDY), expected)
 
 
 @pytest.mark.parametrize("kernels", ["torch", *native_kernels()])

@@ -21,6 +21,8 @@ class FakeCore:
         self.ended: list[Any] = []
         self.on_step: Callable[[], None] = lambda: None
 
+    def enter_thread(self) -> None: ...
+
     @property
     def has_work(self) -> bool:
         return self.work > 0

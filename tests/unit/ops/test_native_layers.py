@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,24 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: str, scheme: Any, ch
     assert torch.isfinite(results[0]).all()
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@paths
+def test_busy_neighbours_change_no_bit(kernels: str, checkpoints: dict[str, Path]) -> None:
+    """With other programs on every processor the pool gives up its threads for a while, and takes them back."""
+    torch.set_num_threads(2)
+    decoder = load(checkpoints["llama3"], torch.bfloat16, kernels, "int8")
+    expected = Bench(decoder).run(TOKENS)
+    spin = [sys.executable, "-c", "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"]
+    neighbours = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        for _ in range(10):
+            assert torch.equal(Bench(decoder).run(TOKENS), expected)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+    assert torch.equal(Bench(decoder).run(TOKENS), expected)
 
 
 @paths

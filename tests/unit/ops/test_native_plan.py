@@ -206,14 +206,22 @@ def test_a_tree_is_shared_at_every_level() -> None:
 
 
 def test_with_idle_threads_a_group_is_cut_where_rows_cost_most() -> None:
-    """One KV head and four threads: cut if computing rows takes the time, whole if reading does."""
-    batch = decoding([list(range(64))] * 16, own=1)
+    """One KV head and four threads: cut if computing rows takes the time, whole if reading the shared tiles does."""
+    batch = decoding([list(range(64))] * 16, own=0)
     by_rows = plan_of(batch, threads=4, costs=Costs(0.01, 1.0))
     by_reading = plan_of(batch, threads=4, costs=Costs(1000.0, 0.001))
     assert len(by_rows.arrays[3]) == 4
-    assert by_rows.tiles_read == 4 * 8 + 16
+    assert by_rows.tiles_read == 4 * 8
     assert len(by_reading.arrays[3]) == 1
-    assert by_reading.tiles_read == 8 + 16
+    assert by_reading.tiles_read == 8
+
+
+def test_idle_threads_share_the_reading_of_what_is_not_common() -> None:
+    """Two long sequences with one tile in common: a thread reads each, though that tile is then read twice."""
+    batch = decoding([list(range(8)) + list(range(start, start + 504)) for start in (1000, 2000)], own=0)
+    plan = plan_of(batch, threads=2, costs=Costs(1000.0, 0.001))
+    assert len(plan.arrays[3]) == 2
+    assert plan.tiles_read == plan.tiles_used == 2 * 64
 
 
 def test_unrelated_sequences_share_nothing() -> None:

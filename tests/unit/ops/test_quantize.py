@@ -96,7 +96,8 @@ def test_one_value_among_zeros_survives(scheme: Any) -> None:
 @given(st.integers(0, 10_000), st.floats(-3, 3), st.sampled_from(SCHEMES))
 def test_any_scale_and_offset_is_kept(seed: int, exponent: float, scheme: Any) -> None:
     """Relative to the group's size, the error does not grow with the weights' size or offset."""
-    weight = (random_weight(4, 64, seed) + torch.randn(4, 1)) * 10**exponent
+    offset = torch.randn(4, 1, generator=torch.Generator().manual_seed(seed))
+    weight = (random_weight(4, 64, seed) + offset) * 10**exponent
     groups = weight.reshape(-1, GROUP)
     error = (dequantize(quantize(weight, scheme)).reshape(-1, GROUP) - groups).abs().amax(1)
     size = groups.abs().amax(1)
@@ -109,6 +110,14 @@ def test_weights_that_are_not_finite_are_refused(scheme: Any, bad: float) -> Non
     weight = random_weight()
     weight[17, 5] = bad
     with pytest.raises(ValueError, match="not finite"):
+        quantize(weight, scheme)
+
+
+@schemes
+def test_weights_too_large_for_their_scales_are_refused(scheme: Any) -> None:
+    weight = random_weight()
+    weight[17, 5] = 1e8
+    with pytest.raises(ValueError, match=r"too large.*1e\+08"):
         quantize(weight, scheme)
 
 

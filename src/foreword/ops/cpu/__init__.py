@@ -9,6 +9,7 @@ import torch
 
 from foreword.ops.cpu import attention, elementwise, linear
 from foreword.ops.cpu.schedule import AttentionPlan
+from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.protocol import (
     Activation,
     AttentionSequence,
@@ -34,16 +35,18 @@ class CpuOps:
 
     Args:
         dtype: of weights, activations and KV: float32 or bfloat16.
+        num_threads: threads of the operations; None takes torch's.
 
     Raises:
         ValueError: another dtype.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, num_threads: int | None = None) -> None:
         if dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"the CPU backend computes in float32 or bfloat16, not in {dtype}")
         self.dtype = dtype
         self.name = "torch"
+        self.num_threads = num_threads or torch.get_num_threads()
         self.tiles_used = self.tiles_read = 0
         self._smallest_rows = 1
         self._measured: dict[tuple[int, ...], int] = {}
@@ -51,6 +54,9 @@ class CpuOps:
     @property
     def kv_layout(self) -> str:
         return "[layers, 2, heads, slots, dim], torch"
+
+    def enter_thread(self) -> None:
+        use_torch_threads(self.num_threads)
 
     def pad_rows(self, num_rows: int) -> int:
         return linear.pad_rows(num_rows, self._smallest_rows)

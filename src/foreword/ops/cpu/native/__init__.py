@@ -15,6 +15,7 @@ from foreword.ops.cpu import CpuOps
 from foreword.ops.cpu.native import costs as measured
 from foreword.ops.cpu.native import library as lib
 from foreword.ops.cpu.native.plan import Costs, NativePlan, make_plan
+from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
@@ -42,7 +43,7 @@ class NativeOps(CpuOps):
     Args:
         dtype: of KV and of weights that are not quantised: float32 or bfloat16. Activations are float32.
         kernels: the instruction set, one of :func:`foreword.ops.cpu.native.library.available`.
-        num_threads: threads of the kernels' own pool.
+        num_threads: threads of the kernels' own pool; None takes torch's number.
         onednn: products of unquantised weights go through oneDNN, layer by layer, and only attention is native: faster
             where the processor multiplies bfloat16 itself (AVX512-BF16, AMX), which these kernels do not do.
         costs: what the shared-prefix plan weighs; :meth:`calibrate` measures them.
@@ -61,19 +62,24 @@ class NativeOps(CpuOps):
         share_prefixes: bool = True,
         onednn: bool = False,
     ) -> None:
-        super().__init__(dtype)
+        super().__init__(dtype, num_threads)
         self._onednn = onednn
         self._arena = _Arena()
         self.name = kernels
-        self.num_threads = num_threads or torch.get_num_threads()
         self.share_prefixes = share_prefixes
         self._costs = costs
-        self._num_kv_heads = 1
+        self._num_kv_heads = 1  # of the plans; fuse() and calibrate() know the model's
+        self._fused = False
         self._kernels = lib.Kernels(kernels, self.num_threads)
 
     @property
     def kv_layout(self) -> str:
         return f"native groups of {lib.SLOTS} slots, {self.name} kernels{', oneDNN' if self._onednn else ''}"
+
+    def enter_thread(self) -> None:
+        """What is left for torch around fused layers is small, and OpenMP's threads spin for milliseconds after each
+        operation, on the processors that the kernels' own threads need: a head behind one started 2 to 3 ms late."""
+        use_torch_threads(1 if self._fused else self.num_threads)
 
     def pad_rows(self, num_rows: int) -> int:
         return super().pad_rows(num_rows) if self._onednn else num_rows
@@ -104,8 +110,7 @@ class NativeOps(CpuOps):
         slots = slots.to(torch.int32)
         model, kv = self._shape(1, layer), _kv_struct(layer)
         self._kernels.library.fw_store_kv(
-            self._kernels.context, model, kv, slots.data_ptr(), len(slots), key.data_ptr(), value.data_ptr(),
-            key.shape[1] * key.shape[2],
+            model, kv, slots.data_ptr(), len(slots), key.data_ptr(), value.data_ptr(), key.shape[1] * key.shape[2],
         )  # fmt: skip
 
     def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:
@@ -130,6 +135,7 @@ class NativeOps(CpuOps):
         self._num_kv_heads = shape.num_kv_heads
         if self._onednn:
             return None
+        self._fused = True
         return NativeLayers(self._kernels, shape, layers, final_norm, self.dtype)
 
     def calibrate(self, shape: DecoderShape, directory: Path) -> None:

@@ -168,7 +168,7 @@ INLINE void prefetch_block(const char *block, int64_t bytes)
         }                                                                                                        \
         break
 
-/* Rows [begin, end) of the stack against one tile; `last`: no other tile follows in blocks. */
+/* Rows [begin, end) of the stack against one tile; `last`: no other tile of the segment follows. */
 INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, int32_t begin, int32_t end, int32_t tile,
                       const int32_t *blocks, int last)
 {
@@ -183,7 +183,7 @@ INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, in
     if (visible <= 0 || lowest >= FW_TILE) return;
     visible = visible > FW_TILE ? FW_TILE : visible;
     int32_t num_blocks = (visible + FW_SLOTS - 1) / FW_SLOTS;
-    const int32_t num_known = last ? num_blocks : num_blocks + 1;
+    const int32_t num_known = last ? num_blocks : num_blocks + 2;
     const char *keys[MAX_TILE_BLOCKS], *values[MAX_TILE_BLOCKS];
     for (int32_t b = 0; b < num_blocks; ++b) {
         keys[b] = s->keys + blocks[b] * s->block_bytes;

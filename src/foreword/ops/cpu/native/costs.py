@@ -61,6 +61,6 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "model\t"))]
-        return " ".join(sorted(set(names)))
     except OSError:
-        return platform.processor() or platform.machine()
+        names = []
+    return " ".join(sorted(set(names))) or platform.processor() or platform.machine()

@@ -6,13 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
-#define FW_API __declspec(dllexport)
-#else
 #define FW_API __attribute__((visibility("default")))
-#endif
 
 enum {
+    FW_VERSION = 2, /* of this interface: library.py wants the same */
     FW_PANEL = 16, /* columns (outputs) that lie side by side in a packed weight */
     FW_GROUP = 32, /* inputs that share a scale, in weights and in activations */
     FW_SLOTS = 16, /* token slots that lie side by side in the KV pool */
@@ -29,7 +26,7 @@ enum { FW_F32 = 0, FW_BF16 = 1, FW_Q8 = 2, FW_Q4 = 3, FW_KINDS = 4 };
  *   Q4    scales and minima [k/32][2][16] half, then [k/8][16][4] uint8: of a group of 32 inputs, byte block j (of 4)
  *         holds inputs 4j.. in the low halves and 16 + 4j.. in the high ones. */
 typedef struct {
-    int32_t kind, n, k, reserved;
+    int32_t kind, n, k;
     const void *panels;
     const float *bias; /* [n] or NULL */
 } fw_linear;
@@ -87,9 +84,11 @@ typedef struct {
     float *hidden;        /* [num_tokens, hidden]: embeddings in, normalised hidden states out */
 } fw_batch;
 
+/* Kernels, a pool of threads and its buffers. It serves one call at a time. */
 typedef struct fw_context fw_context;
 
-FW_API const char *fw_kernels_available(void); /* names, the best first, separated by blanks */
+FW_API int32_t fw_abi(void); /* FW_VERSION and the sizes of the structs above in one number */
+FW_API void fw_kernels_available(char *names, int32_t size); /* the best first, separated by blanks */
 FW_API fw_context *fw_create(const char *kernels, int32_t num_threads);
 FW_API void fw_destroy(fw_context *);
 
@@ -97,8 +96,8 @@ FW_API int fw_forward(fw_context *, const fw_model *, const fw_batch *);
 FW_API int fw_apply(fw_context *, const fw_linear *, const float *x, int32_t rows, float *out);
 FW_API int fw_attend(fw_context *, const fw_model *, const fw_layer *, const fw_attention *, const fw_kv *,
                      const float *query, int64_t query_stride, float *out);
-FW_API void fw_store_kv(fw_context *, const fw_model *, const fw_kv *, const int32_t *slots, int32_t rows,
-                        const float *key, const float *value, int64_t stride);
+FW_API void fw_store_kv(const fw_model *, const fw_kv *, const int32_t *slots, int32_t rows, const float *key,
+                        const float *value, int64_t stride);
 FW_API void fw_copy_slots(const fw_model *, const fw_kv *, int32_t num_layers, int32_t source, int32_t target,
                           int32_t count);
 FW_API void fw_argmax(fw_context *, const float *x, int32_t rows, int64_t n, int32_t *out);

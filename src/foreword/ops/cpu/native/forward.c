@@ -1,4 +1,5 @@
 /* A whole forward pass: every thread runs `decode`, and meets the others between its phases. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +7,7 @@
 #include "kv.h"
 #include "threads.h"
 
-enum { ROW_BLOCK = 256 /* rows whose activations stay in the second-level cache while the panels pass */ };
+enum { ROW_BLOCK = 128 /* rows whose activations stay in the second-level cache while the panels pass */ };
 
 struct fw_context {
     fw_pool *pool;
@@ -39,13 +40,18 @@ static const fw_kernels *const *kernel_list(void)
     return all;
 }
 
-const char *fw_kernels_available(void)
+int32_t fw_abi(void)
 {
-    static char names[128];
+    return FW_VERSION << 16 ^ (int32_t)(sizeof(fw_model) + 7 * sizeof(fw_layer) + 31 * sizeof(fw_batch) +
+                                        127 * sizeof(fw_attention) + 511 * sizeof(fw_kv));
+}
+
+void fw_kernels_available(char *names, int32_t size)
+{
+    int32_t used = 0;
     names[0] = 0;
     for (const fw_kernels *const *k = kernel_list(); *k; ++k)
-        if ((*k)->supported()) strcat(strcat(names, names[0] ? " " : ""), (*k)->name);
-    return names;
+        if ((*k)->supported()) used += snprintf(names + used, size - used, "%s%s", used ? " " : "", (*k)->name);
 }
 
 fw_context *fw_create(const char *name, int32_t num_threads)
@@ -105,7 +111,6 @@ typedef struct {
 } worker;
 
 static void meet(worker *w) { fw_pool_barrier(w->p->context->pool, w->thread); }
-
 
 /* Encode every row for `linear`: source() leaves the row in scratch, or in place when it returns another pointer.
  * A single row is encoded by every thread for itself, which costs less than waiting for the one that would. */
@@ -380,10 +385,9 @@ int fw_attend(fw_context *context, const fw_model *model, const fw_layer *layer,
     return 1;
 }
 
-void fw_store_kv(fw_context *context, const fw_model *model, const fw_kv *kv, const int32_t *slots, int32_t rows,
-                 const float *key, const float *value, int64_t stride)
+void fw_store_kv(const fw_model *model, const fw_kv *kv, const int32_t *slots, int32_t rows, const float *key,
+                 const float *value, int64_t stride)
 {
-    (void)context;
     for (int32_t row = 0; row < rows; ++row)
         for (int32_t head = 0; head < model->num_kv_heads; ++head)
             fw_store_slot(model, kv, head, slots[row], key + row * stride + (int64_t)head * model->head_dim,

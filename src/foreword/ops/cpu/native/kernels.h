@@ -27,7 +27,7 @@ typedef struct {
 } fw_kernels;
 
 extern const fw_kernels fw_kernels_portable;
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 extern const fw_kernels fw_kernels_avx2, fw_kernels_avx512, fw_kernels_avx512_vnni;
 #endif
 

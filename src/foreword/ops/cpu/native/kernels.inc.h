@@ -1,9 +1,9 @@
 /* The kernels, in terms of one simd_*.h. Included once per instruction set, with NAME defined. */
 
-INLINE vf v_exp(vf x) /* Cephes' expf: relative error about 1e-7; 0 below -87.3; a NaN stays one */
+INLINE vf v_exp(vf x) /* Cephes' expf: relative error about 1e-7; 0 below -87.3, no larger above 88.37; a NaN stays one */
 {
     const vf lowest = v_set(-87.3f);
-    vf bounded = v_min(v_set(88.7f), v_max(lowest, x));
+    vf bounded = v_min(v_set(88.37f), v_max(lowest, x)); /* the largest whose power of two is finite */
     vf whole = v_round(v_mul(bounded, v_set(1.44269504f)));
     vf r = v_fma(whole, v_set(-0.693359375f), bounded);
     r = v_fma(whole, v_set(2.12194440e-4f), r);
@@ -85,7 +85,7 @@ static int32_t argmax(const float *x, int64_t n) /* the first of the largest; a 
         largest = x[i] > largest ? x[i] : largest;
         bad |= x[i] != x[i];
     }
-    if (bad || v_sum(poison) != v_sum(poison)) {
+    if (bad) {
         int64_t found = 0;
         for (i = 0; i < n; ++i) {
             if (x[i] != x[i]) return (int32_t)i;
@@ -142,6 +142,7 @@ typedef struct {
     const fw_linear *linear;
     const char *act;
     int64_t stride;
+    int32_t rows;
     float *out;
     int accumulate;
 } product;
@@ -165,8 +166,6 @@ INLINE void finish(const product *p, int32_t row, int32_t column, vf value)
     }
 }
 
-enum { PREFETCH = 2048 /* bytes ahead */ };
-
 /* mr rows, columns first * W .. (first + halves) * W of a panel. */
 INLINE void tile_quantised(const int kind, const int mr, const int first, const int halves, const product *p,
                            int32_t panel, int32_t row)
@@ -176,6 +175,10 @@ INLINE void tile_quantised(const int kind, const int mr, const int first, const 
     const char *start = (const char *)p->linear->panels + (int64_t)panel * fw_panel_bytes(kind, k);
     const uint16_t *scales = (const uint16_t *)start;
     const uint8_t *body = (const uint8_t *)(start + fw_header_bytes(kind, k));
+    /* Memory sets the pace while a panel comes in, so it comes in while the one before is computed: every group of every
+     * tile asks for an equal share of the next panel. */
+    const int64_t share = fw_panel_bytes(kind, k) * mr * halves / ((int64_t)p->rows * HALVES * groups);
+    const char *next = start + fw_panel_bytes(kind, k) + share * groups * (row * HALVES / (mr * halves) + first);
     const int8_t *x[ROWS_QUANTISED];
     const float *row_scales[ROWS_QUANTISED];
     vf acc[ROWS_QUANTISED][HALVES];
@@ -185,8 +188,10 @@ INLINE void tile_quantised(const int kind, const int mr, const int first, const 
         for (int h = 0; h < halves; ++h) acc[r][h] = v_set(0);
     }
     for (int32_t g = 0; g < groups; ++g) {
-        if (row == 0) /* memory sets the pace of the first rows: ask for what comes a few groups later, also of the next panel */
-            for (int line = 0; line < body_size; line += 64) __builtin_prefetch(body + PREFETCH + line);
+        for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(next + line, 0, 2);
+        next += share;
+        if (mr == ROWS_QUANTISED && g % 2 == 0) /* many rows do not stay in the first-level cache: ask for the next tile's */
+            for (int r = 0; r < mr; ++r) __builtin_prefetch(x[r] + mr * p->stride);
         vf sums[ROWS_QUANTISED][HALVES];
         if (kind == FW_Q4) {
             dot_q4(mr, first, halves, body, x, sums);
@@ -249,7 +254,7 @@ INLINE void tile_float(const int kind, const int mr, const product *p, int32_t p
 /* mr and kind are constants in every copy, so that the sums stay in registers. */
 #define QUANTISED(KIND, MR)                                                                             \
     case MR:                                                                                            \
-        if (MR == 1) {                                                                                  \
+        if (MR == 1 || KIND == FW_Q4) {                                                                 \
             tile_quantised(KIND, MR, 0, HALVES, &p, panel, row);                                        \
         } else {                                                                                        \
             for (int h = 0; h < HALVES; ++h) tile_quantised(KIND, MR, h, 1, &p, panel, row);            \
@@ -290,7 +295,7 @@ PANELS(panels_bf16, ROWS_FLOAT, CASES_FLOAT(FW_BF16))
 static void linear(const fw_linear *weight, const void *act, int64_t stride, int32_t rows, int32_t begin, int32_t end,
                    float *out, int accumulate)
 {
-    product p = {weight, act, stride, out, accumulate};
+    product p = {weight, act, stride, rows, out, accumulate};
     switch (weight->kind) {
     case FW_Q4: panels_q4(p, rows, begin, end); break;
     case FW_Q8: panels_q8(p, rows, begin, end); break;

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
+import os
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
+
+logger = logging.getLogger("foreword")
+
+VERSION = 2
+"""Of the interface: FW_VERSION."""
 
 MODULE = "foreword.ops.cpu.native._kernels"
 
@@ -21,8 +28,7 @@ SLOTS = 16
 
 class Linear(ctypes.Structure):
     _fields_ = (
-        ("kind", c_int32), ("n", c_int32), ("k", c_int32), ("reserved", c_int32),
-        ("panels", c_void_p), ("bias", c_void_p),
+        ("kind", c_int32), ("n", c_int32), ("k", c_int32), ("panels", c_void_p), ("bias", c_void_p),
     )  # fmt: skip
 
 
@@ -64,7 +70,8 @@ class Batch(ctypes.Structure):
 
 
 _SIGNATURES = {
-    "fw_kernels_available": (c_char_p,),
+    "fw_abi": (c_int32,),
+    "fw_kernels_available": (None, c_char_p, c_int32),
     "fw_create": (c_void_p, c_char_p, c_int32),
     "fw_destroy": (None, c_void_p),
     "fw_forward": (c_int, c_void_p, POINTER(Model), POINTER(Batch)),
@@ -72,9 +79,7 @@ _SIGNATURES = {
     "fw_attend": (
         c_int, c_void_p, POINTER(Model), POINTER(Layer), POINTER(Attention), POINTER(KV), c_void_p, c_int64, c_void_p,
     ),
-    "fw_store_kv": (
-        None, c_void_p, POINTER(Model), POINTER(KV), c_void_p, c_int32, c_void_p, c_void_p, c_int64,
-    ),
+    "fw_store_kv": (None, POINTER(Model), POINTER(KV), c_void_p, c_int32, c_void_p, c_void_p, c_int64),
     "fw_copy_slots": (None, POINTER(Model), POINTER(KV), c_int32, c_int32, c_int32, c_int32),
     "fw_argmax": (None, c_void_p, c_void_p, c_int32, c_int64, c_void_p),
     "fw_packed_bytes": (c_int64, c_int32, c_int32, c_int32),
@@ -82,27 +87,40 @@ _SIGNATURES = {
 }  # fmt: skip
 
 
+def expected_abi() -> int:
+    """What ``fw_abi`` returns when the library was built from the interface that this module mirrors."""
+    sizes = {Model: 1, Layer: 7, Batch: 31, Attention: 127, KV: 511}
+    return VERSION << 16 ^ sum(factor * ctypes.sizeof(struct) for struct, factor in sizes.items())
+
+
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels; None when the package was built without a C compiler."""
+    """The kernels; None when the package was built without a C compiler, or they cannot be used: a damaged file, or one
+    built from other sources than these."""
     try:
         spec = importlib.util.find_spec(MODULE)
         if spec is None or spec.origin is None:
             return None
         loaded = ctypes.CDLL(spec.origin)
-    except (ImportError, OSError):
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+        if loaded.fw_abi() != expected_abi():
+            raise OSError("it was built from other sources")
+    except (ImportError, OSError, AttributeError) as error:
+        logger.warning("the native CPU kernels cannot be used (%s): install the package again", error)
         return None
-    for name, (result, *arguments) in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.restype, function.argtypes = result, arguments
     return loaded
 
 
 @cache
 def available() -> tuple[str, ...]:
     """Names of the instruction sets this processor runs, the best first; empty without the library."""
-    loaded = library()
-    return tuple(loaded.fw_kernels_available().decode().split()) if loaded else ()
+    loaded, names = library(), ctypes.create_string_buffer(256)
+    if loaded is None:
+        return ()
+    loaded.fw_kernels_available(names, len(names))
+    return tuple(names.value.decode().split())
 
 
 class Kernels:
@@ -114,6 +132,7 @@ class Kernels:
 
     def __init__(self, name: str, num_threads: int) -> None:
         self.context: int | None = None
+        self._process = os.getpid()
         loaded = library()
         if loaded is not None:
             self.library = loaded
@@ -122,5 +141,5 @@ class Kernels:
             raise ValueError(f"kernels={name!r} are not available; available are: {', '.join(available()) or 'none'}")
 
     def __del__(self) -> None:
-        if self.context:
+        if self.context and self._process == os.getpid():  # a forked child has none of its threads
             self.library.fw_destroy(self.context)

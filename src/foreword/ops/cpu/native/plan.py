@@ -6,6 +6,7 @@ segment   some of a task's rows against a range of tiles; tiles that several row
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -198,9 +199,9 @@ def _split(
     cuts = [0, *(i + 1 for i, tiles in enumerate(common) if not tiles), len(items)]
     groups = list(pairwise(cuts))
     best, best_time = groups, float("inf")
-    for parts in range(1, num_threads + 1):
+    for parts in range(1, min(num_threads, max(end - begin for begin, end in groups)) + 1):
         candidate = [piece for group in groups for piece in _pieces(*group, parts)]
-        times = [costs.of(end - begin, min(item.tiles for item in items[begin:end])) for begin, end in candidate]
+        times = [_cost(items[begin:end], common[begin : end - 1], costs) for begin, end in candidate]
         time = _makespan([t for t in times for _ in range(num_kv_heads)], num_threads)
         if time < 0.97 * best_time:
             best, best_time = candidate, time
@@ -212,12 +213,17 @@ def _pieces(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, end)) for start in range(begin, end, size)]
 
 
+def _cost(group: list[_Decoding], common: list[int], costs: Costs) -> float:
+    """Of a task: every tile is computed for each row, but brought in once for neighbours that share it."""
+    tiles = sum(item.tiles for item in group)
+    return costs.tile * (tiles - sum(common)) + costs.row * tiles
+
+
 def _makespan(times: list[float], num_threads: int) -> float:
     """When the last thread ends if each takes the longest piece that is left."""
     ends = [0.0] * num_threads
     for time in sorted(times, reverse=True):
-        first = ends.index(min(ends))
-        ends[first] += time
+        heapq.heapreplace(ends, ends[0] + time)
     return max(ends)
 
 

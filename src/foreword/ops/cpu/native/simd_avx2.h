@@ -46,7 +46,7 @@ INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
     *first = _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
     *second = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)));
 }
-/* Rounds to bytes: -127 .. 127; returns nothing of a NaN, which the scale carries. */
+/* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {
     __m256i whole = _mm256_cvtps_epi32(x);
@@ -59,68 +59,19 @@ INLINE void v_store_bytes(int8_t *p, vf x)
 enum { ROWS_QUANTISED = 4, ROWS_FLOAT = 6 };
 #define HALVES 2 /* vectors of 8 columns in a panel; computed one after the other to stay within 16 registers */
 
-INLINE vi bytes_at(const int8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, 4);
-    return _mm256_set1_epi32(four);
-}
+#define VECTOR_REGISTER "+x"
 
-/* Keep a running sum in its register: without this gcc makes all products first, and spills them. */
-#define KEEP(x) __asm__("" : "+x"(x))
+INLINE vi i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE vi i_set8(char x) { return _mm256_set1_epi8(x); }
+INLINE vi i_set16(short x) { return _mm256_set1_epi16(x); }
+INLINE vi i_set32(int x) { return _mm256_set1_epi32(x); }
+INLINE vi i_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+INLINE vi i_shift4(vi a) { return _mm256_srli_epi16(a, 4); } /* right, in 16-bit lanes */
+INLINE vi i_add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
+INLINE vi i_add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INLINE vi i_sub32(vi a, vi b) { return _mm256_sub_epi32(a, b); }
+INLINE vi i_maddubs(vi a, vi b) { return _mm256_maddubs_epi16(a, b); }
+INLINE vi i_madd16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
+INLINE vf i_to_floats(vi a) { return _mm256_cvtepi32_ps(a); }
 
-/* sums[r][h]: columns 8h.. of row r, as floats. 4-bit weights are 0 .. 15 and activations -127 .. 127, so eight
- * products fit a signed 16-bit lane: 8 * 2 * 15 * 127 = 30480. */
-INLINE void dot_q4(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
-                   vf sums[][HALVES])
-{
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    __m256i acc[ROWS_QUANTISED][HALVES];
-    for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) acc[r][h] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-#pragma GCC unroll 2
-        for (int h = 0; h < halves; ++h) {
-            __m256i raw = _mm256_loadu_si256((const __m256i *)(w + 64 * j + 32 * (first + h)));
-            __m256i even = _mm256_and_si256(raw, low), odd = _mm256_and_si256(_mm256_srli_epi16(raw, 4), low);
-#pragma GCC unroll 8
-            for (int r = 0; r < mr; ++r) {
-                acc[r][h] = _mm256_add_epi16(acc[r][h], _mm256_maddubs_epi16(even, bytes_at(x[r] + 4 * j)));
-                acc[r][h] = _mm256_add_epi16(acc[r][h], _mm256_maddubs_epi16(odd, bytes_at(x[r] + 4 * j + 16)));
-                KEEP(acc[r][h]);
-            }
-        }
-    }
-    for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) sums[r][h] = _mm256_cvtepi32_ps(_mm256_madd_epi16(acc[r][h], ones));
-}
-
-/* A byte weight is split into its halves, both handled as above: maddubs on whole bytes would saturate. */
-INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
-                   const int32_t *totals, vf sums[][HALVES])
-{
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
-    for (int h = 0; h < halves; ++h) {
-        __m256i small[ROWS_QUANTISED], large[ROWS_QUANTISED];
-        for (int r = 0; r < mr; ++r) small[r] = large[r] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) {
-            __m256i raw = _mm256_loadu_si256((const __m256i *)(w + 64 * j + 32 * (first + h)));
-            __m256i even = _mm256_and_si256(raw, low), odd = _mm256_and_si256(_mm256_srli_epi16(raw, 4), low);
-#pragma GCC unroll 8
-            for (int r = 0; r < mr; ++r) {
-                __m256i four = bytes_at(x[r] + 4 * j);
-                small[r] = _mm256_add_epi16(small[r], _mm256_maddubs_epi16(even, four));
-                large[r] = _mm256_add_epi16(large[r], _mm256_maddubs_epi16(odd, four));
-                KEEP(small[r]);
-                KEEP(large[r]);
-            }
-        }
-        for (int r = 0; r < mr; ++r) {
-            __m256i total = _mm256_add_epi32(_mm256_madd_epi16(small[r], ones), _mm256_madd_epi16(large[r], sixteens));
-            total = _mm256_sub_epi32(total, _mm256_set1_epi32(128 * totals[r])); /* weights are stored plus 128 */
-            sums[r][h] = _mm256_cvtepi32_ps(total);
-        }
-    }
-}
+#include "bytes.inc.h"

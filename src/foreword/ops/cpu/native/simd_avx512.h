@@ -36,7 +36,7 @@ INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
     *first = _mm512_castsi512_ps(_mm512_slli_epi32(raw, 16));
     *second = _mm512_castsi512_ps(_mm512_and_si512(raw, _mm512_set1_epi32((int)0xffff0000)));
 }
-/* Rounds to bytes: -127 .. 127; returns nothing of a NaN, which the scale carries. */
+/* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -47,107 +47,22 @@ INLINE void v_store_bytes(int8_t *p, vf x)
 enum { ROWS_QUANTISED = 8, ROWS_FLOAT = 12 };
 #define HALVES 1
 
-INLINE vi bytes_at(const int8_t *p)
-{
-    int32_t four;
-    memcpy(&four, p, 4);
-    return _mm512_set1_epi32(four);
-}
+#define VECTOR_REGISTER "+v"
 
-/* Keep a running sum in its register: without this gcc makes all products first, and spills them. */
-#define KEEP(x) __asm__("" : "+v"(x))
-
+INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE vi i_set8(char x) { return _mm512_set1_epi8(x); }
+INLINE vi i_set16(short x) { return _mm512_set1_epi16(x); }
+INLINE vi i_set32(int x) { return _mm512_set1_epi32(x); }
+INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+INLINE vi i_shift4(vi a) { return _mm512_srli_epi16(a, 4); } /* right, in 16-bit lanes */
+INLINE vi i_add16(vi a, vi b) { return _mm512_add_epi16(a, b); }
+INLINE vi i_add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi i_sub32(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+INLINE vi i_maddubs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
+INLINE vi i_madd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
+INLINE vf i_to_floats(vi a) { return _mm512_cvtepi32_ps(a); }
 #if FW_VNNI
-
-INLINE void dot_q4(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
-                   vf sums[][HALVES])
-{
-    (void)first, (void)halves;
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512i acc[ROWS_QUANTISED];
-    for (int r = 0; r < mr; ++r) acc[r] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-        __m512i raw = _mm512_loadu_si512(w + 64 * j);
-        __m512i even = _mm512_and_si512(raw, low), odd = _mm512_and_si512(_mm512_srli_epi16(raw, 4), low);
-#pragma GCC unroll 16
-        for (int r = 0; r < mr; ++r) {
-            acc[r] = _mm512_dpbusd_epi32(acc[r], even, bytes_at(x[r] + 4 * j));
-            acc[r] = _mm512_dpbusd_epi32(acc[r], odd, bytes_at(x[r] + 4 * j + 16));
-            KEEP(acc[r]);
-        }
-    }
-    for (int r = 0; r < mr; ++r) sums[r][0] = _mm512_cvtepi32_ps(acc[r]);
-}
-
-INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
-                   const int32_t *totals, vf sums[][HALVES])
-{
-    (void)first, (void)halves;
-    __m512i acc[ROWS_QUANTISED];
-    for (int r = 0; r < mr; ++r) acc[r] = _mm512_set1_epi32(-128 * totals[r]); /* weights are stored plus 128 */
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
-        __m512i raw = _mm512_loadu_si512(w + 64 * j);
-#pragma GCC unroll 16
-        for (int r = 0; r < mr; ++r) {
-            acc[r] = _mm512_dpbusd_epi32(acc[r], raw, bytes_at(x[r] + 4 * j));
-            KEEP(acc[r]);
-        }
-    }
-    for (int r = 0; r < mr; ++r) sums[r][0] = _mm512_cvtepi32_ps(acc[r]);
-}
-
-#else
-
-/* 4-bit weights are 0 .. 15 and activations -127 .. 127, so eight products fit a signed 16-bit lane. */
-INLINE void dot_q4(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
-                   vf sums[][HALVES])
-{
-    (void)first, (void)halves;
-    const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
-    __m512i acc[ROWS_QUANTISED];
-    for (int r = 0; r < mr; ++r) acc[r] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-        __m512i raw = _mm512_loadu_si512(w + 64 * j);
-        __m512i even = _mm512_and_si512(raw, low), odd = _mm512_and_si512(_mm512_srli_epi16(raw, 4), low);
-#pragma GCC unroll 16
-        for (int r = 0; r < mr; ++r) {
-            acc[r] = _mm512_add_epi16(acc[r], _mm512_maddubs_epi16(even, bytes_at(x[r] + 4 * j)));
-            acc[r] = _mm512_add_epi16(acc[r], _mm512_maddubs_epi16(odd, bytes_at(x[r] + 4 * j + 16)));
-            KEEP(acc[r]);
-        }
-    }
-    for (int r = 0; r < mr; ++r) sums[r][0] = _mm512_cvtepi32_ps(_mm512_madd_epi16(acc[r], ones));
-}
-
-/* A byte weight is split into its halves, both handled as above: maddubs on whole bytes would saturate. */
-INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
-                   const int32_t *totals, vf sums[][HALVES])
-{
-    (void)first, (void)halves;
-    const __m512i low = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1), sixteens = _mm512_set1_epi16(16);
-    __m512i small[ROWS_QUANTISED], large[ROWS_QUANTISED];
-    for (int r = 0; r < mr; ++r) small[r] = large[r] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
-        __m512i raw = _mm512_loadu_si512(w + 64 * j);
-        __m512i even = _mm512_and_si512(raw, low), odd = _mm512_and_si512(_mm512_srli_epi16(raw, 4), low);
-#pragma GCC unroll 16
-        for (int r = 0; r < mr; ++r) {
-            __m512i four = bytes_at(x[r] + 4 * j);
-            small[r] = _mm512_add_epi16(small[r], _mm512_maddubs_epi16(even, four));
-            large[r] = _mm512_add_epi16(large[r], _mm512_maddubs_epi16(odd, four));
-            KEEP(small[r]);
-            KEEP(large[r]);
-        }
-    }
-    for (int r = 0; r < mr; ++r) {
-        __m512i total = _mm512_add_epi32(_mm512_madd_epi16(small[r], ones), _mm512_madd_epi16(large[r], sixteens));
-        total = _mm512_sub_epi32(total, _mm512_set1_epi32(128 * totals[r])); /* weights are stored plus 128 */
-        sums[r][0] = _mm512_cvtepi32_ps(total);
-    }
-}
-
+INLINE vi i_dot(vi sum, vi unsigned_bytes, vi signed_bytes) { return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes); }
 #endif
+
+#include "bytes.inc.h"

@@ -72,7 +72,7 @@ INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
     *first = (vf)one;
     *second = (vf)two;
 }
-/* Rounds to bytes: -127 .. 127; returns nothing of a NaN, which the scale carries. */
+/* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {
     vf whole = v_round(x);

@@ -16,28 +16,30 @@
 enum {
     SPINS_AT_BARRIER = 1000, /* then give the processor away at every look: a neighbour may need it to get here */
     SPINS_FOR_WORK = 4000,   /* about 0.1 ms; then sleep, so that an idle engine costs nothing */
-    ALONE_NS = 200000000,    /* how long one thread works alone after the others kept it waiting */
-    TOO_LONG_PERCENT = 35,   /* of all threads' time spent waiting: other programs hold the processors */
+    ALONE_NS = 200000000,    /* how long one thread works alone after a run that other programs disturbed */
+    DISTURBED_PERCENT = 15,  /* of all threads' time spent without a processor */
+    SHORT_RUN_NS = 2000000,  /* too short to tell */
 };
 
 typedef struct {
-    _Atomic int phase;
+    _Atomic unsigned phase;
     char padding[60];
 } padded;
 
 struct fw_pool {
     int size, active; /* threads there are, and threads of this run */
-    int64_t alone_until;
+    int64_t start, alone_until; /* of this run; until when the next ones have one thread */
     pthread_t *threads;
     fw_job job;
     void *argument;
-    _Atomic int generation, stopping, sleepers;
+    _Atomic unsigned generation;
+    _Atomic int stopping, sleepers;
     char padding0[64];
     _Atomic int arrived;
     char padding1[60];
-    _Atomic int phase;
+    _Atomic unsigned phase;
     char padding2[60];
-    _Atomic int64_t waited; /* nanoseconds at barriers in this run, all threads together */
+    _Atomic int64_t lost; /* nanoseconds of this run without a processor, all threads together */
     padded *own;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
@@ -48,19 +50,20 @@ typedef struct {
     int number;
 } worker_argument;
 
-static int64_t now_ns(void)
+static int64_t clock_ns(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
 void fw_pool_barrier(fw_pool *pool, int thread)
 {
-    if (pool->active == 1) return;
-    int next = atomic_load_explicit(&pool->own[thread].phase, memory_order_relaxed) + 1;
+    const int active = pool->active; /* read before arriving: the next run, which the last one here may begin, sets it */
+    if (active == 1) return;
+    const unsigned next = atomic_load_explicit(&pool->own[thread].phase, memory_order_relaxed) + 1;
     atomic_store_explicit(&pool->own[thread].phase, next, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->active - 1) {
+    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == active - 1) {
         atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&pool->phase, next, memory_order_release);
         return;
@@ -69,25 +72,34 @@ void fw_pool_barrier(fw_pool *pool, int thread)
         if (atomic_load_explicit(&pool->phase, memory_order_acquire) == next) return;
         PAUSE();
     }
-    const int64_t start = now_ns();
     while (atomic_load_explicit(&pool->phase, memory_order_acquire) != next) sched_yield();
-    atomic_fetch_add_explicit(&pool->waited, now_ns() - start, memory_order_relaxed);
 }
 
-static int wait_for_work(fw_pool *pool, int seen)
+static unsigned wait_for_work(fw_pool *pool, unsigned seen)
 {
     for (int spins = 0; spins < SPINS_FOR_WORK; ++spins) {
-        int now = atomic_load_explicit(&pool->generation, memory_order_acquire);
+        unsigned now = atomic_load_explicit(&pool->generation, memory_order_acquire);
         if (now != seen) return now;
         PAUSE();
     }
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers, 1);
-    int now;
+    unsigned now;
     while ((now = atomic_load(&pool->generation)) == seen) pthread_cond_wait(&pool->wake, &pool->mutex);
     atomic_fetch_sub(&pool->sleepers, 1);
     pthread_mutex_unlock(&pool->mutex);
     return now;
+}
+
+/* Do this thread's part of a run. A thread that waits gives its processor away at every look and gets it back at once,
+ * unless another program wants it: so what it lost, others had. */
+static void take_part(fw_pool *pool, int thread)
+{
+    const int64_t used = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    pool->job(pool->argument, thread, pool->active);
+    const int64_t wall = clock_ns(CLOCK_MONOTONIC) - pool->start;
+    atomic_fetch_add_explicit(&pool->lost, wall - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - used), memory_order_relaxed);
+    fw_pool_barrier(pool, thread);
 }
 
 static void *worker(void *raw)
@@ -95,11 +107,10 @@ static void *worker(void *raw)
     worker_argument argument = *(worker_argument *)raw;
     fw_pool *pool = argument.pool;
     free(raw);
-    for (int seen = 0;;) {
+    for (unsigned seen = 0;;) {
         seen = wait_for_work(pool, seen);
         if (atomic_load(&pool->stopping)) return NULL;
-        pool->job(pool->argument, argument.number, pool->active);
-        fw_pool_barrier(pool, argument.number);
+        take_part(pool, argument.number);
     }
 }
 
@@ -113,24 +124,24 @@ static void announce(fw_pool *pool)
 }
 
 /* Where other programs hold the processors, threads that wait for each other lose more than they gain: two threads and
- * one busy neighbour on two cores took six times as long as one thread. So when a run was mostly waiting, the next ones
- * are done by one thread for a while. No result depends on the number of threads. */
+ * one busy neighbour on two cores took six times as long as one thread. So after a run in which threads often had no
+ * processor, the next ones are done by one thread for a while. No result depends on the number of threads. */
 void fw_pool_run(fw_pool *pool, fw_job job, void *argument)
 {
-    const int64_t start = now_ns();
-    pool->active = start < pool->alone_until ? 1 : pool->size;
+    pool->start = clock_ns(CLOCK_MONOTONIC);
+    pool->active = pool->start < pool->alone_until ? 1 : pool->size;
     if (pool->active == 1) {
         job(argument, 0, 1);
         return;
     }
     pool->job = job;
     pool->argument = argument;
-    atomic_store(&pool->waited, 0);
+    atomic_store(&pool->lost, 0);
     announce(pool);
-    job(argument, 0, pool->active);
-    fw_pool_barrier(pool, 0);
-    const int64_t end = now_ns(), waited = atomic_load(&pool->waited);
-    if (100 * waited > TOO_LONG_PERCENT * pool->active * (end - start) && waited > 1000000) pool->alone_until = end + ALONE_NS;
+    take_part(pool, 0);
+    const int64_t end = clock_ns(CLOCK_MONOTONIC), wall = end - pool->start;
+    if (wall > SHORT_RUN_NS && 100 * atomic_load(&pool->lost) > DISTURBED_PERCENT * pool->active * wall)
+        pool->alone_until = end + ALONE_NS;
 }
 
 int fw_pool_size(const fw_pool *pool) { return pool->size; }
@@ -152,7 +163,7 @@ fw_pool *fw_pool_create(int num_threads)
             free(argument);
             break;
         }
-        pool->size = number + 1; /* workers read it only after the first announcement */
+        pool->size = number + 1;
     }
     return pool;
 }
