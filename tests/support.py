@@ -87,6 +87,8 @@ def compute_paths(kernels: list[Any]) -> list[Any]:
 
 def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     """Options of a tiny engine whose pool has exactly ``blocks`` blocks."""
+    if options.get("kernels") == "torch":
+        options.setdefault("num_threads", 1)  # operations this small only wait for each other on more
     width = 4 if dtype == "float32" else 2
     memory = blocks * block_size * TINY_BYTES_PER_TOKEN * width
     return {"block_size": block_size, "dtype": dtype, "kv_cache_memory": memory, **options}

@@ -93,13 +93,24 @@ def plan_of(batch: list[AttentionSequence], *, threads: int = 1, kv_heads: int =
 
 
 def check(plan: NativePlan, batch: list[AttentionSequence], tables: list[list[int]]) -> None:
-    """Every row of the batch is computed by one task, whose segments lead it through its own KV once, in order."""
-    rows, positions, segments, tasks, blocks = plan.arrays
+    """Every row of the batch is computed by one task, whose segments lead it through its own KV once, in order; or it
+    is split, and the parts of its tasks do."""
+    rows, positions, segments, tasks, splits, blocks = plan.arrays
     owner = {s.query_start + i: number for number, s in enumerate(batch) for i in range(s.query_len)}
     assert sorted(rows.tolist()) == sorted(owner), "every row once"
-    seen = []
-    for row_begin, row_end, segment_begin, segment_end in tasks.tolist():
+    seen, parts = [], {}
+    for row_begin, row_end, segment_begin, segment_end, first_part in tasks.tolist():
         seen += range(segment_begin, segment_end)
+        if first_part >= 0:
+            (segment,) = segments[segment_begin:segment_end].tolist()
+            assert segment[:2] == [row_begin, row_end] == [row_begin, row_begin + 1]
+            for part, tile in enumerate(range(*segment[2:4]), start=first_part):
+                assert part not in parts, "no two tiles in one place"
+                begin = segment[4] + tile * TILE_BLOCKS
+                known = tables[owner[rows[row_begin]]][tile * TILE_BLOCKS : (tile + 1) * TILE_BLOCKS]
+                assert blocks[begin : begin + len(known)].tolist() == known
+                parts[part] = (row_begin, tile)
+            continue
         for place in range(row_begin, row_end):
             number, tile = owner[rows[place]], 0
             for low, high, first, last, first_block in segments[segment_begin:segment_end].tolist():
@@ -112,8 +123,14 @@ def check(plan: NativePlan, batch: list[AttentionSequence], tables: list[list[in
                 begin = first_block + first * TILE_BLOCKS
                 assert blocks[begin : begin + len(known)].tolist() == known, "only where block tables agree"
             assert tile == positions[rows[place]] // TILE + 1
+    for place, first, count in splits.tolist():
+        assert count == positions[rows[place]] // TILE + 1
+        assert [parts.pop(first + tile) for tile in range(count)] == [(place, tile) for tile in range(count)]
+    assert not parts
     assert sorted(seen) == list(range(len(segments))), "every segment belongs to one task"
-    assert sorted(place for task in tasks.tolist() for place in range(task[0], task[1])) == list(range(len(rows)))
+    whole = [place for task in tasks.tolist() if task[4] < 0 for place in range(task[0], task[1])]
+    split = [place for place, _, _ in splits.tolist()]
+    assert sorted(whole + split) == list(range(len(rows)))
     assert plan.tiles_read == sum(int(s[3] - s[2]) for s in segments)
     assert plan.tiles_read <= plan.tiles_used
 
@@ -144,20 +161,23 @@ def test_one_thread_reads_every_distinct_tile_of_decoding_sequences_once(forest:
 
 @pytest.mark.parametrize("kernels", native_kernels())
 @given(forest=forests, threads=st.integers(1, 3))
-def test_sharing_changes_no_bit(kernels: str, forest: Forest, threads: int) -> None:
-    ops = NativeOps(torch.float32, kernels, num_threads=threads)
+def test_sharing_and_splitting_change_no_bit(kernels: str, forest: Forest, threads: int) -> None:
+    """One thread splits no sequence and three split those that are few; shared or not, the bits are the same."""
+    ops, alone = (NativeOps(torch.float32, kernels, num_threads=count) for count in (threads, 1))
     batch = forest.batch()
     generator = torch.Generator().manual_seed(1)
     pool = torch.randn(2, 2, (forest.free + 1) * SLOTS, 32, generator=generator)
     query = torch.randn(sum(s.query_len for s in batch), 6, 32, generator=generator)
     results = []
-    for share in (True, False):
-        ops.share_prefixes = share
-        plan = ops.plan_attention(batch)
+    for engine, share in ((ops, True), (ops, False), (alone, False)):
+        engine.share_prefixes = share
+        plan = engine.plan_attention(batch)
         for spec in (AttentionSpec(0.3), AttentionSpec(0.3, window=150, softcap=2.0)):
-            results.append(ops.attention(query, KVLayer(*pool), plan, spec))
+            results.append(engine.attention(query, KVLayer(*pool), plan, spec))
     assert torch.equal(results[0], results[2])
     assert torch.equal(results[1], results[3])
+    assert torch.equal(results[0], results[4])
+    assert torch.equal(results[1], results[5])
     assert torch.isfinite(results[0]).all()
 
 
@@ -222,6 +242,16 @@ def test_idle_threads_share_the_reading_of_what_is_not_common() -> None:
     plan = plan_of(batch, threads=2, costs=Costs(1000.0, 0.001))
     assert len(plan.arrays[3]) == 2
     assert plan.tiles_read == plan.tiles_used == 2 * 64
+
+
+@pytest.mark.parametrize(("threads", "kv_heads", "tasks"), [(1, 3, 1), (2, 3, 2), (8, 1, 8), (8, 3, 5), (2, 5, 1)])
+def test_a_long_sequence_alone_is_split_for_idle_threads(threads: int, kv_heads: int, tasks: int) -> None:
+    """Three heads on two threads take two turns of a whole head, or three of half a head; five keep two busy."""
+    batch = decoding([list(range(8 * 24))], own=0)
+    plan = plan_of(batch, threads=threads, kv_heads=kv_heads)
+    assert len(plan.arrays[3]) == tasks
+    assert plan.tiles_read == plan.tiles_used == 24
+    check(plan, batch, [list(range(8 * 24))])
 
 
 def test_unrelated_sequences_share_nothing() -> None:

@@ -54,6 +54,14 @@ INLINE void score_block(const int kv_kind, const int mr, const stack *s, int32_t
         for (int v = 0; v < SCORE_VECTORS; ++v) v_store(scores + r * FW_TILE + W * v, acc[r][v]);
 }
 
+/* Merge weighted values of one tile, columns d .., into a row. */
+INLINE void merge_vector(const stack *s, int32_t row, int32_t d, vf values)
+{
+    float *to = s->sum + (int64_t)row * s->dim + d;
+    vf kept = v_mul(v_load(to), v_set(s->old_factor[row]));
+    v_store(to, v_fma(values, v_set(s->new_factor[row]), kept));
+}
+
 /* Merge the weighted values of one tile into mr rows, columns d .. d + nd * W. */
 INLINE void merge_values(const int kv_kind, const int mr, const int nd, const stack *s, int32_t row,
                          const char *const *blocks, int32_t num_blocks, int32_t d)
@@ -83,11 +91,7 @@ INLINE void merge_values(const int kv_kind, const int mr, const int nd, const st
         }
     }
     for (int r = 0; r < mr; ++r)
-        for (int v = 0; v < nd; ++v) {
-            float *to = s->sum + (int64_t)(row + r) * s->dim + d + W * v;
-            vf kept = v_mul(v_load(to), v_set(s->old_factor[row + r]));
-            v_store(to, v_fma(acc[r][v], v_set(s->new_factor[row + r]), kept));
-        }
+        for (int v = 0; v < nd; ++v) merge_vector(s, row + r, d + W * v, acc[r][v]);
 }
 
 /* A block of values with its slots from `used` on zero: they may hold anything, and a weight of 0 silences no NaN. */
@@ -107,6 +111,23 @@ static const char *visible_values(const stack *s, const char *block, int32_t use
     return (const char *)s->tail;
 }
 
+/* Take a tile's maximum and sum of weights into those of a row, and prepare the merge of its values. */
+INLINE void merge_weights(const stack *s, int32_t row, float largest, float total)
+{
+    if (largest == -INFINITY) { /* nothing visible */
+        s->old_factor[row] = 1;
+        s->new_factor[row] = 0;
+        return;
+    }
+    float before = s->largest[row], now = largest > before ? largest : before, factors[2 * W];
+    v_store(factors, v_exp(v_set(before - now)));
+    v_store(factors + W, v_exp(v_set(largest - now)));
+    s->old_factor[row] = factors[0];
+    s->new_factor[row] = factors[W];
+    s->total[row] = s->total[row] * factors[0] + total * factors[W];
+    s->largest[row] = now;
+}
+
 /* Turn a row's scores of a tile into weights, and prepare the merge. Positions visible: [low, high) of the tile. */
 static void weigh(const stack *s, int32_t row, int32_t low, int32_t high, int32_t width)
 {
@@ -119,29 +140,21 @@ static void weigh(const stack *s, int32_t row, int32_t low, int32_t high, int32_
     for (int32_t i = high > 0 ? high : 0; i < width; ++i) scores[i] = -INFINITY;
     vf top = v_set(-INFINITY);
     for (int32_t i = 0; i < width; i += W) top = v_max(top, v_load(scores + i));
-    float largest = v_largest(top), before = s->largest[row];
+    float largest = v_largest(top);
+    vf total[LANES] = {{0}};
     if (largest == -INFINITY) { /* nothing visible */
         for (int32_t i = 0; i < width; i += W) { /* 0 of -inf; a NaN, which is no maximum, stays */
             vf score = v_load(scores + i);
             v_store(scores + i, v_zero_below(score, v_set(0), score));
         }
-        s->old_factor[row] = 1;
-        s->new_factor[row] = 0;
-        return;
+    } else {
+        for (int32_t i = 0; i < width; i += W) {
+            vf weight = v_exp(v_sub(v_load(scores + i), v_set(largest)));
+            v_store(scores + i, weight);
+            total[i / W % LANES] = v_add(total[i / W % LANES], weight);
+        }
     }
-    vf total[LANES] = {{0}};
-    for (int32_t i = 0; i < width; i += W) {
-        vf weight = v_exp(v_sub(v_load(scores + i), v_set(largest)));
-        v_store(scores + i, weight);
-        total[i / W % LANES] = v_add(total[i / W % LANES], weight);
-    }
-    float now = largest > before ? largest : before, factors[2 * W];
-    v_store(factors, v_exp(v_set(before - now)));
-    v_store(factors + W, v_exp(v_set(largest - now)));
-    s->old_factor[row] = factors[0];
-    s->new_factor[row] = factors[W];
-    s->total[row] = s->total[row] * factors[0] + sum_lanes(total) * factors[W];
-    s->largest[row] = now;
+    merge_weights(s, row, largest, sum_lanes(total));
 }
 
 /* Ask for what the first rows will need two blocks later: without it scattered blocks are read at a third of the pace. */
@@ -223,35 +236,70 @@ static void walk_bf16(const stack *s, const fw_task *task, int32_t begin, int32_
     walk_tile(FW_BF16, s, task, begin, end, tile, blocks, last);
 }
 
+INLINE void reset(const stack *s, int32_t rows)
+{
+    for (int64_t i = 0; i < (int64_t)rows * s->dim; i += W) v_store(s->sum + i, v_set(0));
+    for (int32_t row = 0; row < rows; ++row) {
+        s->largest[row] = -INFINITY;
+        s->total[row] = 0;
+    }
+}
+
+INLINE stack stack_in(float *scratch, const fw_model *model, int32_t rows)
+{
+    stack s = {model->num_heads / model->num_kv_heads, model->head_dim, model->kv_kind};
+    s.query = scratch;
+    s.sum = s.query + (int64_t)rows * s.dim;
+    s.scores = s.sum + (int64_t)rows * s.dim;
+    s.largest = s.scores + (int64_t)rows * FW_TILE;
+    s.total = s.largest + rows;
+    s.old_factor = s.total + rows;
+    s.new_factor = s.old_factor + rows;
+    s.tail = s.new_factor + rows;
+    return s;
+}
+
+/* The rows' results: their weighted values over the sums of their weights. */
+INLINE void finish_rows(const stack *s, const fw_model *model, const fw_attention *plan, int32_t first_row, int32_t rows,
+                        int32_t kv_head, float *out)
+{
+    for (int32_t row = 0; row < rows; ++row) {
+        int32_t token = plan->rows[first_row + row / s->group_size], head = kv_head * s->group_size + row % s->group_size;
+        float *to = out + ((int64_t)token * model->num_heads + head) * s->dim;
+        vf total = v_set(s->total[row]);
+        for (int32_t d = 0; d < s->dim; d += W) v_store(to + d, v_div(v_load(s->sum + (int64_t)row * s->dim + d), total));
+    }
+}
+
+/* Keep what one tile gave: from a fresh stack the merge left it as it is. */
+INLINE void keep_part(const stack *s, const fw_model *model, float *part)
+{
+    for (int32_t row = 0; row < s->group_size; ++row, part += fw_part_floats(model)) {
+        memcpy(part, s->sum + (int64_t)row * s->dim, sizeof(float) * (size_t)s->dim);
+        part[s->dim] = s->total[row];
+        part[s->dim + 1] = s->largest[row];
+    }
+}
+
 static void attend(const fw_model *model, const fw_layer *layer, const fw_attention *plan, const fw_task *task,
-                   int32_t kv_head, const fw_kv *kv, const float *query, int64_t query_stride, float *out,
+                   int32_t kv_head, const fw_kv *kv, const float *query, int64_t query_stride, float *out, float *parts,
                    float *scratch)
 {
     const int32_t group = model->num_heads / model->num_kv_heads, dim = model->head_dim;
     const int32_t stacked = (task->row_end - task->row_begin) * group;
-    stack s = {group, dim, model->kv_kind, plan, layer};
+    stack s = stack_in(scratch, model, stacked);
+    s.plan = plan;
+    s.layer = layer;
     s.keys = (const char *)kv->key + kv_head * kv->head_stride;
     s.values = (const char *)kv->value + kv_head * kv->head_stride;
     s.block_bytes = (int64_t)FW_SLOTS * dim * (model->kv_kind == FW_BF16 ? 2 : 4);
-    s.query = scratch;
-    s.sum = s.query + (int64_t)stacked * dim;
-    s.scores = s.sum + (int64_t)stacked * dim;
-    s.largest = s.scores + (int64_t)stacked * FW_TILE;
-    s.total = s.largest + stacked;
-    s.old_factor = s.total + stacked;
-    s.new_factor = s.old_factor + stacked;
-    s.tail = s.new_factor + stacked;
     vf scale = v_set(model->scale);
     for (int32_t row = 0; row < stacked; ++row) {
         int32_t token = plan->rows[task->row_begin + row / group], head = kv_head * group + row % group;
         const float *from = query + token * query_stride + (int64_t)head * dim;
-        for (int32_t d = 0; d < dim; d += W) {
-            v_store(s.query + (int64_t)row * dim + d, v_mul(v_load(from + d), scale));
-            v_store(s.sum + (int64_t)row * dim + d, v_set(0));
-        }
-        s.largest[row] = -INFINITY;
-        s.total[row] = 0;
+        for (int32_t d = 0; d < dim; d += W) v_store(s.query + (int64_t)row * dim + d, v_mul(v_load(from + d), scale));
     }
+    reset(&s, stacked);
     for (int32_t i = task->segment_begin; i < task->segment_end; ++i) {
         const fw_segment *segment = plan->segments + i;
         int32_t begin = (segment->row_begin - task->row_begin) * group;
@@ -260,16 +308,30 @@ static void attend(const fw_model *model, const fw_layer *layer, const fw_attent
             const int32_t *blocks = plan->blocks + segment->first_block + tile * MAX_TILE_BLOCKS;
             (model->kv_kind == FW_BF16 ? walk_bf16 : walk_f32)(&s, task, begin, end, tile, blocks,
                                                                tile + 1 == segment->tile_end);
+            if (task->first_part < 0) continue;
+            keep_part(&s, model, parts + fw_part_at(model, task->first_part + tile - segment->tile_begin, kv_head));
+            reset(&s, stacked);
         }
     }
-    for (int32_t row = 0; row < stacked; ++row) {
-        int32_t token = plan->rows[task->row_begin + row / group], head = kv_head * group + row % group;
-        float *to = out + ((int64_t)token * model->num_heads + head) * dim;
-        vf total = v_set(s.total[row]);
-        for (int32_t d = 0; d < dim; d += W) v_store(to + d, v_div(v_load(s.sum + (int64_t)row * dim + d), total));
+    if (task->first_part < 0) finish_rows(&s, model, plan, task->row_begin, stacked, kv_head, out);
+}
+
+static void merge(const fw_model *model, const fw_attention *plan, const fw_split *split, int32_t kv_head,
+                  const float *parts, float *out, float *scratch)
+{
+    const int32_t group = model->num_heads / model->num_kv_heads, dim = model->head_dim;
+    stack s = stack_in(scratch, model, group);
+    reset(&s, group);
+    for (int32_t i = 0; i < split->num_parts; ++i) {
+        const float *part = parts + fw_part_at(model, split->first_part + i, kv_head);
+        for (int32_t row = 0; row < group; ++row, part += fw_part_floats(model)) {
+            merge_weights(&s, row, part[dim + 1], part[dim]);
+            for (int32_t d = 0; d < dim; d += W) merge_vector(&s, row, d, v_load(part + d));
+        }
     }
+    finish_rows(&s, model, plan, split->row, group, kv_head, out);
 }
 
 const fw_kernels NAME = {
-    KERNELS_NAME, supported, rms_norm, gated, rotate, encode, act_bytes, linear, attend, argmax,
+    KERNELS_NAME, supported, rms_norm, gated, rotate, encode, act_bytes, linear, attend, merge, argmax,
 };

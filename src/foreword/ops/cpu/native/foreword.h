@@ -9,7 +9,7 @@
 #define FW_API __attribute__((visibility("default")))
 
 enum {
-    FW_VERSION = 2, /* of this interface: library.py wants the same */
+    FW_VERSION = 3, /* of this interface: library.py wants the same */
     FW_PANEL = 16, /* columns (outputs) that lie side by side in a packed weight */
     FW_GROUP = 32, /* inputs that share a scale, in weights and in activations */
     FW_SLOTS = 16, /* token slots that lie side by side in the KV pool */
@@ -56,17 +56,24 @@ typedef struct {
     int32_t row_begin, row_end, tile_begin, tile_end, first_block;
 } fw_segment;
 
-/* Rows computed together; every row's segments cover its tiles once, in ascending order. */
+/* Rows computed together; every row's segments cover its tiles once, in ascending order. With first_part >= 0 there is one
+ * row and one segment, which may be a part of the row's tiles: what each tile gives is kept for fw_split. */
 typedef struct {
-    int32_t row_begin, row_end, segment_begin, segment_end;
+    int32_t row_begin, row_end, segment_begin, segment_end, first_part;
 } fw_task;
 
+/* A row whose tiles several tasks compute: parts [first_part, first_part + num_parts) are its tiles in ascending order. */
 typedef struct {
-    int32_t num_tasks, num_tokens;
+    int32_t row, first_part, num_parts;
+} fw_split;
+
+typedef struct {
+    int32_t num_tasks, num_splits, num_parts, num_tokens;
     const int32_t *rows;      /* rows of the flat batch */
     const int32_t *positions; /* [num_tokens], of each row of the flat batch */
     const fw_segment *segments;
     const fw_task *tasks;
+    const fw_split *splits;
     const int32_t *blocks; /* groups of FW_SLOTS slots */
 } fw_attention;
 

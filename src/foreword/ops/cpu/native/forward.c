@@ -1,20 +1,12 @@
 /* A whole forward pass: every thread runs `decode`, and meets the others between its phases. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "context.h"
 #include "kernels.h"
 #include "kv.h"
 #include "threads.h"
 
 enum { ROW_BLOCK = 128 /* rows whose activations stay in the second-level cache while the panels pass */ };
-
-struct fw_context {
-    fw_pool *pool;
-    const fw_kernels *kernels;
-    void *memory; /* the shared buffers of a pass, kept for the next */
-    size_t memory_bytes;
-};
 
 typedef struct {
     fw_context *context;
@@ -24,77 +16,11 @@ typedef struct {
     float *qkv, *attended, *gate_up, *branch; /* [rows, ...] */
     char *act;                                /* [rows] encoded activations, then one row per thread */
     int64_t act_stride;
+    float *parts;   /* of split rows: see fw_split */
     float *scratch; /* per thread */
     int64_t scratch_floats;
     _Atomic int32_t *counters; /* one per phase that deals its work out piece by piece */
 } pass;
-
-static const fw_kernels *const *kernel_list(void)
-{
-    static const fw_kernels *const all[] = {
-#if defined(__x86_64__)
-        &fw_kernels_avx512_vnni, &fw_kernels_avx512, &fw_kernels_avx2,
-#endif
-        &fw_kernels_portable, NULL,
-    };
-    return all;
-}
-
-int32_t fw_abi(void)
-{
-    return FW_VERSION << 16 ^ (int32_t)(sizeof(fw_model) + 7 * sizeof(fw_layer) + 31 * sizeof(fw_batch) +
-                                        127 * sizeof(fw_attention) + 511 * sizeof(fw_kv));
-}
-
-void fw_kernels_available(char *names, int32_t size)
-{
-    int32_t used = 0;
-    names[0] = 0;
-    for (const fw_kernels *const *k = kernel_list(); *k; ++k)
-        if ((*k)->supported()) used += snprintf(names + used, size - used, "%s%s", used ? " " : "", (*k)->name);
-}
-
-fw_context *fw_create(const char *name, int32_t num_threads)
-{
-    const fw_kernels *const *k = kernel_list();
-    while (*k && !((*k)->supported() && strcmp((*k)->name, name) == 0)) ++k;
-    fw_context *context = *k ? calloc(1, sizeof *context) : NULL;
-    if (!context) return NULL;
-    context->kernels = *k;
-    context->pool = fw_pool_create(num_threads);
-    if (!context->pool) {
-        free(context);
-        return NULL;
-    }
-    return context;
-}
-
-void fw_destroy(fw_context *context)
-{
-    if (!context) return;
-    fw_pool_destroy(context->pool);
-    free(context->memory);
-    free(context);
-}
-
-static int reserve(fw_context *context, size_t bytes)
-{
-    if (bytes <= context->memory_bytes) return 1;
-    void *grown = NULL;
-    if (posix_memalign(&grown, 64, bytes)) return 0;
-    free(context->memory);
-    context->memory = grown;
-    context->memory_bytes = bytes;
-    return 1;
-}
-
-/* Hand out `bytes` from `*at`, on a cache line of its own. */
-static void *carve(char **at, int64_t bytes)
-{
-    void *here = *at;
-    *at += (bytes + 63) & ~(int64_t)63;
-    return here;
-}
 
 static void share(int32_t total, int thread, int num_threads, int32_t *begin, int32_t *end)
 {
@@ -216,7 +142,14 @@ static void attend_all(worker *w, const fw_layer *layer, const fw_attention *pla
     float *scratch = w->p->scratch + w->thread * w->p->scratch_floats;
     for (int32_t next; (next = atomic_fetch_add(counter, 1)) < plan->num_tasks * model->num_kv_heads;)
         w->p->context->kernels->attend(model, layer, plan, plan->tasks + next / model->num_kv_heads,
-                                       next % model->num_kv_heads, kv, query, query_stride, out, scratch);
+                                       next % model->num_kv_heads, kv, query, query_stride, out, w->p->parts, scratch);
+    meet(w);
+    if (!plan->num_splits) return;
+    int32_t begin, end;
+    share(plan->num_splits * model->num_kv_heads, w->thread, w->num_threads, &begin, &end);
+    for (int32_t i = begin; i < end; ++i)
+        w->p->context->kernels->merge(model, plan, plan->splits + i / model->num_kv_heads, i % model->num_kv_heads,
+                                      w->p->parts, out, scratch);
     meet(w);
 }
 
@@ -281,6 +214,11 @@ static int32_t most_rows(const fw_attention *plan)
     return most;
 }
 
+static int64_t part_bytes(const fw_model *model, const fw_attention *plan)
+{
+    return plan->num_parts * model->num_heads * fw_part_floats(model) * (int64_t)sizeof(float);
+}
+
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int fw_forward(fw_context *context, const fw_model *model, const fw_batch *batch)
@@ -301,19 +239,20 @@ int fw_forward(fw_context *context, const fw_model *model, const fw_batch *batch
     const int32_t phases = 5 * model->num_layers;
     const int64_t sizes[] = {rows * qkv * 4, rows * heads * 4, (int64_t)rows * 2 * model->inner * 4,
                              (int64_t)rows * model->hidden * 4, larger(rows, threads) * p.act_stride,
-                             threads * p.scratch_floats * 4, phases * 4};
+                             threads * p.scratch_floats * 4, phases * 4, part_bytes(model, batch->attention)};
     int64_t total = 0;
-    for (int i = 0; i < 7; ++i) total += (sizes[i] + 63) & ~(int64_t)63;
-    if (!reserve(context, total)) return 0;
+    for (int i = 0; i < 8; ++i) total += (sizes[i] + 63) & ~(int64_t)63;
+    if (!fw_reserve(context, total)) return 0;
     char *at = context->memory;
-    p.qkv = carve(&at, sizes[0]);
-    p.attended = carve(&at, sizes[1]);
-    p.gate_up = carve(&at, sizes[2]);
-    p.branch = carve(&at, sizes[3]);
-    p.act = carve(&at, sizes[4]);
-    p.scratch = carve(&at, sizes[5]);
-    p.counters = carve(&at, sizes[6]);
+    p.qkv = fw_carve(&at, sizes[0]);
+    p.attended = fw_carve(&at, sizes[1]);
+    p.gate_up = fw_carve(&at, sizes[2]);
+    p.branch = fw_carve(&at, sizes[3]);
+    p.act = fw_carve(&at, sizes[4]);
+    p.scratch = fw_carve(&at, sizes[5]);
+    p.counters = fw_carve(&at, sizes[6]);
     memset((void *)p.counters, 0, sizes[6]);
+    p.parts = fw_carve(&at, sizes[7]);
     fw_pool_run(context->pool, decode, &p);
     return 1;
 }
@@ -344,10 +283,10 @@ int fw_apply(fw_context *context, const fw_linear *linear, const float *x, int32
 {
     apply_job job = {{context, NULL, NULL, rows}, linear, x, out};
     job.p.act_stride = (context->kernels->act_bytes(linear->kind, linear->k) + 63) & ~(int64_t)63;
-    if (!reserve(context, rows * job.p.act_stride + 64)) return 0;
+    if (!fw_reserve(context, rows * job.p.act_stride + 64)) return 0;
     char *at = context->memory;
-    job.p.act = carve(&at, rows * job.p.act_stride);
-    job.p.counters = carve(&at, 4);
+    job.p.act = fw_carve(&at, rows * job.p.act_stride);
+    job.p.counters = fw_carve(&at, 4);
     memset((void *)job.p.counters, 0, 4);
     fw_pool_run(context->pool, apply, &job);
     return 1;
@@ -376,10 +315,11 @@ int fw_attend(fw_context *context, const fw_model *model, const fw_layer *layer,
     attend_job job = {{context, model, NULL, plan->num_tokens}, layer, plan, kv, query, query_stride, out};
     job.p.scratch_floats = (fw_attend_scratch(model, most_rows(plan)) + 31) & ~(int64_t)15;
     const int64_t scratch = fw_pool_size(context->pool) * job.p.scratch_floats * 4;
-    if (!reserve(context, scratch + 128)) return 0;
+    if (!fw_reserve(context, scratch + part_bytes(model, plan) + 192)) return 0;
     char *at = context->memory;
-    job.p.scratch = carve(&at, scratch);
-    job.p.counters = carve(&at, 4);
+    job.p.scratch = fw_carve(&at, scratch);
+    job.p.parts = fw_carve(&at, part_bytes(model, plan));
+    job.p.counters = fw_carve(&at, 4);
     memset((void *)job.p.counters, 0, 4);
     fw_pool_run(context->pool, attend, &job);
     return 1;

@@ -22,7 +22,10 @@ typedef struct {
                    float *out, int accumulate);
     /* All segments of a task for one KV head; scratch has attend_scratch() floats. */
     void (*attend)(const fw_model *, const fw_layer *, const fw_attention *, const fw_task *, int32_t kv_head,
-                   const fw_kv *, const float *query, int64_t query_stride, float *out, float *scratch);
+                   const fw_kv *, const float *query, int64_t query_stride, float *out, float *parts, float *scratch);
+    /* Merge the parts of a split row for one KV head; as attend does, tile by tile. */
+    void (*merge)(const fw_model *, const fw_attention *, const fw_split *, int32_t kv_head, const float *parts, float *out,
+                  float *scratch);
     int32_t (*argmax)(const float *x, int64_t n);
 } fw_kernels;
 
@@ -43,6 +46,15 @@ static inline int64_t fw_panel_bytes(int32_t kind, int32_t k)
     const int64_t weights = (int64_t)FW_PANEL * k;
     const int64_t body = kind == FW_F32 ? 4 * weights : kind == FW_BF16 ? 2 * weights : kind == FW_Q8 ? weights : weights / 2;
     return fw_header_bytes(kind, k) + body;
+}
+
+/* Floats of what one tile gives for one query head: the weighted values, then the sum of the weights and the maximum. */
+static inline int64_t fw_part_floats(const fw_model *model) { return model->head_dim + 16; }
+
+/* Where the parts of a tile begin for a KV head. */
+static inline int64_t fw_part_at(const fw_model *model, int32_t part, int32_t kv_head)
+{
+    return ((int64_t)part * model->num_heads + kv_head * (model->num_heads / model->num_kv_heads)) * fw_part_floats(model);
 }
 
 static inline int64_t fw_attend_scratch(const fw_model *model, int32_t rows)

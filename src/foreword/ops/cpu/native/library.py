@@ -11,7 +11,7 @@ from functools import cache
 
 logger = logging.getLogger("foreword")
 
-VERSION = 2
+VERSION = 3
 """Of the interface: FW_VERSION."""
 
 MODULE = "foreword.ops.cpu.native._kernels"
@@ -54,8 +54,9 @@ class Model(ctypes.Structure):
 
 class Attention(ctypes.Structure):
     _fields_ = (
-        ("num_tasks", c_int32), ("num_tokens", c_int32), ("rows", c_void_p), ("positions", c_void_p),
-        ("segments", c_void_p), ("tasks", c_void_p), ("blocks", c_void_p),
+        ("num_tasks", c_int32), ("num_splits", c_int32), ("num_parts", c_int32), ("num_tokens", c_int32),
+        ("rows", c_void_p), ("positions", c_void_p), ("segments", c_void_p), ("tasks", c_void_p), ("splits", c_void_p),
+        ("blocks", c_void_p),
     )  # fmt: skip
 
 

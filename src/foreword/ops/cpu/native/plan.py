@@ -58,7 +58,16 @@ class Task(NamedTuple):
     row_end: int
     segment_begin: int
     segment_end: int
+    first_part: int
     cost: float
+
+
+class Split(NamedTuple):
+    """C's fw_split: a row whose tiles are computed by several tasks and merged afterwards, in order."""
+
+    row: int
+    first_part: int
+    num_parts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +142,8 @@ class _Planner:
         self.rows: list[int] = []
         self.segments: list[Segment] = []
         self.tasks: list[Task] = []
+        self.splits: list[Split] = []
+        self.parts = 0
         self.used = 0
 
     def add_prompt(self, sequence: AttentionSequence, first_block: int) -> None:
@@ -148,18 +159,30 @@ class _Planner:
     def add_decoding(self, items: list[_Decoding], num_kv_heads: int, num_threads: int, share: bool) -> None:
         items = sorted(items)
         common = [_common_tiles(a.runs, b.runs) if share else 0 for a, b in pairwise(items)]
-        for begin, end in _split(items, common, num_kv_heads, num_threads, self.costs):
+        groups = _split(items, common, num_kv_heads, num_threads, self.costs)
+        pieces = _pieces_of_one(groups, items, num_kv_heads, num_threads)
+        for begin, end in groups:
             group, start = items[begin:end], len(self.rows)
             self.rows += [item.row for item in group]
             self.used += sum(item.tiles for item in group)
-            self._add_task(_segments(group, common[begin : end - 1], start, 0))
+            if pieces > 1 and len(group) == 1 and group[0].tiles > 1:
+                self._add_split(group[0], start, pieces)
+            else:
+                self._add_task(_segments(group, common[begin : end - 1], start, 0))
 
-    def _add_task(self, segments: list[Segment]) -> None:
+    def _add_split(self, item: _Decoding, row: int, pieces: int) -> None:
+        """One row in several tasks, each of some of its tiles."""
+        self.splits.append(Split(row, self.parts, item.tiles))
+        for begin, end in _pieces(0, item.tiles, pieces):
+            self._add_task([Segment(row, row + 1, begin, end, item.first_block)], self.parts + begin)
+        self.parts += item.tiles
+
+    def _add_task(self, segments: list[Segment], first_part: int = -1) -> None:
         first = len(self.segments)
         self.segments += segments
         cost = sum(self.costs.of(s.row_end - s.row_begin, s.tile_end - s.tile_begin) for s in segments)
         begin, end = min(s.row_begin for s in segments), max(s.row_end for s in segments)
-        self.tasks.append(Task(begin, end, first, len(self.segments), cost))
+        self.tasks.append(Task(begin, end, first, len(self.segments), first_part, cost))
 
     def finish(self, positions: Ints, blocks: Ints) -> NativePlan:
         """Long tasks first: what is dealt out last should be short."""
@@ -168,10 +191,12 @@ class _Planner:
             np.array(self.rows, dtype=np.int32),
             positions,
             np.array(self.segments, dtype=np.int32),
-            np.array([task[:4] for task in tasks], dtype=np.int32),
+            np.array([task[:5] for task in tasks], dtype=np.int32),
+            np.array(self.splits, dtype=np.int32),
             blocks,
         )
-        struct = Attention(len(tasks), len(positions), *(array.ctypes.data for array in arrays))
+        sizes = len(tasks), len(self.splits), self.parts, len(positions)
+        struct = Attention(*sizes, *(array.ctypes.data for array in arrays))
         read = sum(segment.tile_end - segment.tile_begin for segment in self.segments)
         return NativePlan(struct, arrays, read, self.used)
 
@@ -208,6 +233,22 @@ def _split(
     return best
 
 
+def _pieces_of_one(groups: list[tuple[int, int]], items: list[_Decoding], num_kv_heads: int, num_threads: int) -> int:
+    """Into how many tasks the tiles of a sequence by itself are cut: as many as make the threads end together, where
+    there are too few sequences and KV heads for that. Their tiles are merged in order, so no bit depends on it."""
+    if len(groups) * num_kv_heads > 2 * num_threads:
+        return 1
+    tiles = [items[begin].tiles for begin, end in groups if end - begin == 1 for _ in range(num_kv_heads)]
+    if not tiles:
+        return 1
+    best, best_time = 1, _makespan(tiles, num_threads)
+    for pieces in range(2, num_threads + 1):
+        time = _makespan([end - begin for t in tiles for begin, end in _pieces(0, t, pieces)], num_threads)
+        if time < 0.9 * best_time:
+            best, best_time = pieces, time
+    return best
+
+
 def _pieces(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
     size = -(-(end - begin) // parts)
     return [(start, min(start + size, end)) for start in range(begin, end, size)]
@@ -219,7 +260,7 @@ def _cost(group: list[_Decoding], common: list[int], costs: Costs) -> float:
     return costs.tile * (tiles - sum(common)) + costs.row * tiles
 
 
-def _makespan(times: list[float], num_threads: int) -> float:
+def _makespan(times: Sequence[float], num_threads: int) -> float:
     """When the last thread ends if each takes the longest piece that is left."""
     ends = [0.0] * num_threads
     for time in sorted(times, reverse=True):
