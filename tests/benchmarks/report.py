@@ -104,7 +104,7 @@ def _heading(result: Record) -> str:
         middle = statistics.median(used)
         lines[-1] += f" Other processes used {middle:.0%} of the CPUs in the median, {max(used):.0%} at most."
         if out := sum(share > DISTURBED for share in used):
-            lines[-1] += f" {out} runs with more than {DISTURBED:.0%} are left out of the medians."
+            lines[-1] += f" Left out of the medians, because of more than {DISTURBED:.0%}: {out} of {len(used)} runs."
     return "\n".join(lines + result["skipped"])
 
 
@@ -153,10 +153,12 @@ def _spread_table(records: Sequence[Record]) -> str:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["workload"], record["engine"]), []).append(record)
+    counted = medians(records)
     rows = [["workload", "engine", "median", "min", "max", "unit", "runs", "failed", "load", "others' CPU"]]
     for (workload, engine), group in groups.items():
         values = [record["value"] for record in group]
-        spread = [number(each) for each in (statistics.median(values), min(values), max(values))]
+        middle = counted.get(workload, {}).get(engine)
+        spread = ["" if middle is None else number(middle), number(min(values)), number(max(values))]
         load = max(record["load_before"][0] for record in group)
         others = f"{max(r['others_cpu'] for r in group):.0%}" if "others_cpu" in group[0] else ""
         failed = str(sum(record["errors"] for record in group))

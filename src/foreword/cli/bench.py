@@ -45,8 +45,7 @@ def run(options: argparse.Namespace) -> None:
     results: dict[str, list[Result]] = {}
     with open_engine(options) as engine:
         loaded_s = time.perf_counter() - start_s
-        print(f"{engine.model}: loaded in {loaded_s:.1f} s; {engine.num_threads} threads; ", end="")
-        print(f"median of {options.runs} (range)\n")
+        print(f"{engine.model}: {engine.backend}; loaded in {loaded_s:.1f} s{_load()}; medians of {options.runs}\n")
         driver, word_ids = EngineDriver(engine), word_ids_of(engine)
         workloads.warm_up(driver, word_ids)
         for workload in chosen:
@@ -94,7 +93,9 @@ def describe(workload: Workload, runs: Iterable[Result]) -> str:
     runs = list(runs)
     values = [result.value for result in runs]
     middle, low, high = (number(value) for value in (statistics.median(values), min(values), max(values)))
-    line = f"{workload.name:6}  {workload.title:50}  {middle:>7} {workload.unit:5}  ({low} to {high})"
+    line = f"{workload.name:6}  {workload.title:50}  {middle:>7} {workload.unit:5}"
+    if len(runs) > 1:
+        line += f"  ({low} to {high})"
     prompt, cached = runs[-1].prompt_tokens, runs[-1].cached_tokens
     if cached:
         line += f", {cached / prompt:.0%} of the prompts reused"
@@ -108,6 +109,13 @@ def resident_bytes() -> int | None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
+
+
+def _load() -> str:
+    """How busy the machine is, where the system says it: numbers of a busy one mean little."""
+    return (
+        f"; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""
+    )
 
 
 def number(value: float) -> str:

@@ -14,6 +14,8 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("auto", None, "int8", "int4")
 KERNELS = ("auto", "torch", "portable", "avx2", "avx512", "avx512_vnni")
 
+MAX_THREADS = 256
+
 ATTENTION_TILE = 128
 """KV positions per tile: attention reduces within tiles at multiples of this, in ascending order, in every path."""
 
@@ -63,6 +65,8 @@ class EngineConfig:
                 reject(field, value, "give an integer of at least 1")
         if ATTENTION_TILE % self.block_size:
             reject("block_size", self.block_size, f"give a divisor of {ATTENTION_TILE}, the attention tile")
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            reject("num_threads", self.num_threads, f"give at most {MAX_THREADS}; more than processors helps nothing")
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             reject("gpu_memory_utilization", share, "give a share in (0, 1]")

@@ -44,6 +44,7 @@ class EngineParts:
     """What an engine is made of."""
 
     core: EngineCore
+    backend: str
     tokenizer: Tokenizer
     limits: Limits
     namespace: bytes
@@ -65,10 +66,7 @@ def build(config: EngineConfig) -> EngineParts:
     kernels = _kernels(config, model_config)
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
     quantization = _quantization(config, kernels, source.directory)
-    try:
-        ops = create_ops(device, dtype, kernels, quantization is not None, config.num_threads)
-    except ValueError as error:
-        reject("kernels" if device == "cpu" else "device", kernels if device == "cpu" else device, str(error))
+    ops = create_ops(device, dtype, kernels, quantization is not None, config.num_threads)
     ops.enter_thread()
     model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)
     ops.calibrate(model.shape, home() / "machine")
@@ -87,13 +85,15 @@ def build(config: EngineConfig) -> EngineParts:
         chunked_prefill=config.enable_chunked_prefill,
     )
     runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids), device)
+    name = str(dtype).removeprefix("torch.")
+    backend = f"{ops.name} kernels, {quantization or name} weights, {name} KV, {ops.num_threads} threads"
     logger.info(
-        "%s on %s in %s with %s kernels: %d KV blocks of %d tokens (%.2f GB)",
-        source.name, device, quantization or str(dtype).removeprefix("torch."), ops.name, num_blocks, config.block_size,
-        pool.data.nbytes / 1e9,
+        "%s on %s with %s: %d KV blocks of %d tokens (%.2f GB)",
+        source.name, device, backend, num_blocks, config.block_size, pool.data.nbytes / 1e9,
     )  # fmt: skip
     return EngineParts(
         core=EngineCore(scheduler, runner),
+        backend=backend,
         tokenizer=tokenizer,
         limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
         namespace=_namespace(source.directory, geometry, config.block_size, ops, quantization).key(),

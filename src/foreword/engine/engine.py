@@ -55,6 +55,10 @@ class Engine:
         ModelLoadError: the model cannot be found, read or run.
         ValueError: an option is out of range; the message names it.
 
+    Attributes:
+        backend: what "auto" came to: kernels, weights, KV and threads.
+        max_model_len, vocab_size: of the model.
+
     Example:
         >>> with Engine("smollm2-135m") as engine:
         ...     print(engine.chat([{"role": "user", "content": "Hello!"}], max_tokens=16).text)
@@ -106,7 +110,7 @@ class Engine:
             parts = pool.submit(build, self.config).result()
         self.max_model_len = parts.limits.max_model_len
         self.vocab_size = parts.limits.vocab_size
-        self.num_threads = parts.core.runner.ops.num_threads
+        self.backend = parts.backend
         self._loop = EngineLoop(parts.core)
         self._client = EngineClient(self._loop, parts.tokenizer, parts.limits, parts.namespace, seed)
         self._closer = weakref.finalize(self, self._loop.close)  # also at interpreter exit

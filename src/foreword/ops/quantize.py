@@ -29,7 +29,7 @@ def quantize(weight: Tensor, scheme: Quantization) -> QuantizedWeight:
         raise ValueError(f"a weight of {inputs} inputs cannot be quantised in groups of {GROUP}")
     if not torch.isfinite(weight).all():
         raise ValueError("the weight holds values that are not finite")
-    if (largest := weight.abs().max().item()) > _LARGEST[scheme]:
+    if weight.numel() and (largest := weight.abs().max().item()) > _LARGEST[scheme]:
         raise ValueError(f"the weight holds values too large for float16 scales: up to {largest:.3g}")
     parts = [_BLOCKS[scheme](rows.float().reshape(-1, GROUP)).reshape(len(rows), -1) for rows in weight.split(4096)]
     return QuantizedWeight(scheme, torch.cat(parts), (out, inputs))

@@ -22,7 +22,8 @@ class Adapter:
         if variant in ("int8", "int4"):
             options["quantization"] = variant
         self._engine = Engine(model, **options)
-        self.notes = f"Engine({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        self.notes = f"Engine({said}): {self._engine.backend}"
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
         outputs = self._engine.generate(prompts, max_tokens=max_tokens, temperature=0, ignore_eos=True)

@@ -152,5 +152,5 @@ def test_extreme_weights_do_not_overflow_the_integer_sums(kernels: str) -> None:
 
 
 def test_kernels_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ValueError, match="kernels='sse1' are not available"):
+    with pytest.raises(ValueError, match="kernels='sse1' are not there"):
         NativeOps(torch.float32, "sse1")

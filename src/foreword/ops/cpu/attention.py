@@ -67,14 +67,25 @@ def _attend_block(
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     by_tile = scores.view(items, kv_heads, rows, tiles, TILE)
     for first, last, mask in block.masks:
-        by_tile[..., first:last, :] += mask
+        part = by_tile[..., first:last, :]
+        part.copy_(torch.where(mask == 0, part, mask))  # added to a NaN, the mask would hide nothing
     scores -= scores.amax(2, keepdim=True)
 
     weights = scores.new_empty(batch, tiles, rows, TILE)
     torch.exp(scores.view(batch, rows, tiles, TILE).transpose(1, 2), out=weights)
-    values = torch.bmm(weights.view(-1, rows, TILE), value).view(batch, tiles, rows, head_dim)
+    values = torch.bmm(weights.view(-1, rows, TILE), value)
+    if not values.isfinite().all():
+        values = _seen_values(weights.view(-1, rows, TILE), value)
+    values = values.view(batch, tiles, rows, head_dim)
     result = ascending_sum(values) / ascending_sum(weights.sum(3, keepdim=True))  # [I * K, M, D]
     _unfold(result.view(block.query.shape), output, block, heads)
+
+
+def _seen_values(weights: Tensor, value: Tensor) -> Tensor:
+    """``weights @ value`` in which a weight of zero silences a value that is not finite."""
+    finite = value.isfinite()
+    sums = torch.bmm(weights, value.where(finite, 0))
+    return sums.masked_fill_(torch.bmm(weights, 1.0 - finite.to(weights.dtype)) > 0, torch.nan)
 
 
 def ascending_sum(parts: Tensor) -> Tensor:

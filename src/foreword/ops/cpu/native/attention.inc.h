@@ -17,7 +17,7 @@ typedef struct {
     int64_t block_bytes;
     float *query, *sum, *scores, *largest, *total; /* [R][dim] [R][dim] [R][128] [R] [R] */
     float *old_factor, *new_factor;                /* [R], of a merge */
-    float *tail;                                   /* [16][dim], a block of values; see visible_values() */
+    int32_t *low, *high;                           /* [R], positions of the tile that a row sees: low .. high - 1 */
 } stack;
 
 INLINE int32_t position_of(const stack *s, const fw_task *task, int32_t stacked_row)
@@ -37,7 +37,8 @@ INLINE void score_block(const int kv_kind, const int mr, const stack *s, int32_t
         vf one[SCORE_VECTORS], two[SCORE_VECTORS];
         for (int v = 0; v < SCORE_VECTORS; ++v) {
             if (kv_kind == FW_BF16) {
-                v_load_pairs((const uint16_t *)block + FW_SLOTS * d + 2 * W * v, &one[v], &two[v]);
+                one[v] = v_load_of_pairs((const uint16_t *)block + FW_SLOTS * d + 2 * W * v, 0);
+                two[v] = v_load_of_pairs((const uint16_t *)block + FW_SLOTS * d + 2 * W * v, 1);
             } else {
                 one[v] = v_load((const float *)block + FW_SLOTS * d + W * v);
                 two[v] = v_load((const float *)block + FW_SLOTS * (d + 1) + W * v);
@@ -62,6 +63,22 @@ INLINE void merge_vector(const stack *s, int32_t row, int32_t d, vf values)
     v_store(to, v_fma(values, v_set(s->new_factor[row]), kept));
 }
 
+/* The weighted values of one tile that a row sees, columns d ... A weight of 0 silences no NaN, and what a row does not see
+ * may hold one: a later token's, or what an earlier owner of the slot left. */
+static void seen_values(int kv_kind, const stack *s, int32_t row, const char *const *blocks, int32_t d, vf *sum)
+{
+    vf acc = v_set(0);
+    for (int32_t i = s->low[row]; i < s->high[row]; ++i) {
+        const char *block = blocks[i / FW_SLOTS];
+        const int32_t slot = i % FW_SLOTS;
+        vf value = kv_kind == FW_BF16
+                       ? v_load_of_pairs((const uint16_t *)block + slot / 2 * 2 * s->dim + 2 * d, slot % 2)
+                       : v_load((const float *)block + slot * s->dim + d);
+        acc = v_fma(v_set(s->scores[(int64_t)row * FW_TILE + i]), value, acc);
+    }
+    *sum = acc;
+}
+
 /* Merge the weighted values of one tile into mr rows, columns d .. d + nd * W. */
 INLINE void merge_values(const int kv_kind, const int mr, const int nd, const stack *s, int32_t row,
                          const char *const *blocks, int32_t num_blocks, int32_t d)
@@ -75,7 +92,8 @@ INLINE void merge_values(const int kv_kind, const int mr, const int nd, const st
             vf one[2], two[2];
             for (int v = 0; v < nd; ++v) {
                 if (kv_kind == FW_BF16) {
-                    v_load_pairs((const uint16_t *)blocks[b] + slot * s->dim + 2 * (d + W * v), &one[v], &two[v]);
+                    one[v] = v_load_of_pairs((const uint16_t *)blocks[b] + slot * s->dim + 2 * (d + W * v), 0);
+                    two[v] = v_load_of_pairs((const uint16_t *)blocks[b] + slot * s->dim + 2 * (d + W * v), 1);
                 } else {
                     one[v] = v_load((const float *)blocks[b] + slot * s->dim + d + W * v);
                     two[v] = v_load((const float *)blocks[b] + (slot + 1) * s->dim + d + W * v);
@@ -91,24 +109,10 @@ INLINE void merge_values(const int kv_kind, const int mr, const int nd, const st
         }
     }
     for (int r = 0; r < mr; ++r)
-        for (int v = 0; v < nd; ++v) merge_vector(s, row + r, d + W * v, acc[r][v]);
-}
-
-/* A block of values with its slots from `used` on zero: they may hold anything, and a weight of 0 silences no NaN. */
-static const char *visible_values(const stack *s, const char *block, int32_t used)
-{
-    const int32_t dim = s->dim;
-    memcpy(s->tail, block, (size_t)s->block_bytes);
-    if (s->kv_kind == FW_BF16) {
-        uint16_t *values = (uint16_t *)s->tail;
-        if (used % 2) /* slots lie in pairs */
-            for (int32_t d = 0; d < dim; ++d) values[(used / 2 * dim + d) * 2 + 1] = 0;
-        used = (used + 1) / 2 * 2;
-        memset(values + used * dim, 0, sizeof(uint16_t) * (size_t)(FW_SLOTS - used) * dim);
-    } else {
-        memset(s->tail + used * dim, 0, sizeof(float) * (size_t)(FW_SLOTS - used) * dim);
-    }
-    return (const char *)s->tail;
+        for (int v = 0; v < nd; ++v) {
+            if (v_any_nan(acc[r][v])) seen_values(kv_kind, s, row + r, blocks, d + W * v, &acc[r][v]);
+            merge_vector(s, row + r, d + W * v, acc[r][v]);
+        }
 }
 
 /* Take a tile's maximum and sum of weights into those of a row, and prepare the merge of its values. */
@@ -132,6 +136,8 @@ INLINE void merge_weights(const stack *s, int32_t row, float largest, float tota
 static void weigh(const stack *s, int32_t row, int32_t low, int32_t high, int32_t width)
 {
     float *scores = s->scores + (int64_t)row * FW_TILE;
+    s->low[row] = low = low < 0 ? 0 : low;
+    s->high[row] = high = high > width ? width : high;
     if (s->layer->softcap > 0)
         for (int32_t i = 0; i < width; i += W)
             v_store(scores + i, v_mul(v_set(s->layer->softcap),
@@ -202,7 +208,6 @@ INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, in
         keys[b] = s->keys + blocks[b] * s->block_bytes;
         values[b] = s->values + blocks[b] * s->block_bytes;
     }
-    if (visible % FW_SLOTS) values[num_blocks - 1] = visible_values(s, values[num_blocks - 1], visible % FW_SLOTS);
     for (int phase = 0; phase < 2; ++phase) {
         for (int32_t row = begin, step; row < end; row += step) {
             step = end - row >= STACK ? STACK : end - row >= 4 ? 4 : end - row;
@@ -255,7 +260,8 @@ INLINE stack stack_in(float *scratch, const fw_model *model, int32_t rows)
     s.total = s.largest + rows;
     s.old_factor = s.total + rows;
     s.new_factor = s.old_factor + rows;
-    s.tail = s.new_factor + rows;
+    s.low = (int32_t *)(s.new_factor + rows);
+    s.high = s.low + rows;
     return s;
 }
 

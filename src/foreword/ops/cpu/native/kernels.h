@@ -60,7 +60,7 @@ static inline int64_t fw_part_at(const fw_model *model, int32_t part, int32_t kv
 static inline int64_t fw_attend_scratch(const fw_model *model, int32_t rows)
 {
     int64_t stacked = (int64_t)rows * (model->num_heads / model->num_kv_heads);
-    return stacked * (2 * model->head_dim + FW_TILE + 4) + FW_SLOTS * model->head_dim + 64;
+    return stacked * (2 * model->head_dim + FW_TILE + 6) + 64;
 }
 
 #endif

@@ -234,7 +234,8 @@ INLINE void tile_float(const int kind, const int mr, const product *p, int32_t p
         vf one[FW_PANEL / W], two[FW_PANEL / W];
         for (int h = 0; h < halves; ++h) {
             if (kind == FW_BF16) {
-                v_load_pairs((const uint16_t *)w + 2 * (FW_PANEL / 2 * i + W * h), &one[h], &two[h]);
+                one[h] = v_load_of_pairs((const uint16_t *)w + 2 * (FW_PANEL / 2 * i + W * h), 0);
+                two[h] = v_load_of_pairs((const uint16_t *)w + 2 * (FW_PANEL / 2 * i + W * h), 1);
             } else {
                 one[h] = v_load((const float *)w + FW_PANEL * i + W * h);
                 two[h] = v_load((const float *)w + FW_PANEL * (i + 1) + W * h);

@@ -139,7 +139,10 @@ class Kernels:
             self.library = loaded
             self.context = loaded.fw_create(name.encode(), num_threads)
         if not self.context:
-            raise ValueError(f"kernels={name!r} are not available; available are: {', '.join(available()) or 'none'}")
+            there = ", ".join(("auto", "torch", *available()))
+            raise ValueError(
+                f"kernels={name!r} are not there on this processor or in this installation: choose {there}"
+            )
 
     def __del__(self) -> None:
         if self.context and self._process == os.getpid():  # a forked child has none of its threads

@@ -39,13 +39,13 @@ INLINE float v_largest(vf a)
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 INLINE vf v_load_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-/* W pairs of bfloat16: the first of each pair, and the second. */
-INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
+/* Of W pairs of bfloat16 the first, or the second if `odd`. */
+INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
 {
     __m256i raw = _mm256_loadu_si256((const __m256i *)p);
-    *first = _mm256_castsi256_ps(_mm256_slli_epi32(raw, 16));
-    *second = _mm256_castsi256_ps(_mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)));
+    return _mm256_castsi256_ps(odd ? _mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(raw, 16));
 }
+INLINE int v_any_nan(vf a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
 /* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {

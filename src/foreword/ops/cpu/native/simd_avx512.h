@@ -29,13 +29,13 @@ INLINE vf v_power_of_two(vf whole) /* 2^whole, -127 < whole < 128 */
 INLINE float v_sum(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE float v_largest(vf a) { return _mm512_reduce_max_ps(a); }
 INLINE vf v_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-/* W pairs of bfloat16: the first of each pair, and the second. */
-INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
+/* Of W pairs of bfloat16 the first, or the second if `odd`. */
+INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
 {
     __m512i raw = _mm512_loadu_si512(p);
-    *first = _mm512_castsi512_ps(_mm512_slli_epi32(raw, 16));
-    *second = _mm512_castsi512_ps(_mm512_and_si512(raw, _mm512_set1_epi32((int)0xffff0000)));
+    return _mm512_castsi512_ps(odd ? _mm512_and_si512(raw, _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(raw, 16));
 }
+INLINE int v_any_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 /* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {

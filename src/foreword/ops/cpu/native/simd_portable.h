@@ -61,16 +61,18 @@ INLINE vf v_load_half(const uint16_t *p)
     for (int i = 0; i < W; ++i) x[i] = half_to_float(p[i]);
     return x;
 }
-/* W pairs of bfloat16: the first of each pair, and the second. */
-INLINE void v_load_pairs(const uint16_t *p, vf *first, vf *second)
+/* Of W pairs of bfloat16 the first, or the second if `odd`. */
+INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
 {
-    vi one, two;
-    for (int i = 0; i < W; ++i) {
-        one[i] = (int32_t)((uint32_t)p[2 * i] << 16);
-        two[i] = (int32_t)((uint32_t)p[2 * i + 1] << 16);
-    }
-    *first = (vf)one;
-    *second = (vf)two;
+    vi x;
+    for (int i = 0; i < W; ++i) x[i] = (int32_t)((uint32_t)p[2 * i + odd] << 16);
+    return (vf)x;
+}
+INLINE int v_any_nan(vf a)
+{
+    int any = 0;
+    for (int i = 0; i < W; ++i) any |= a[i] != a[i];
+    return any;
 }
 /* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
