@@ -58,7 +58,9 @@ class ModelRunner:
         last = [(chunk, row) for chunk, row in zip(plan.chunks, _last_rows(plan.chunks), strict=True) if chunk.is_last]
         if not last:
             return []
-        logits = self.model.logits(hidden[[row for _, row in last]])  # [R, V]
+        if len(last) < len(hidden):
+            hidden = hidden[[row for _, row in last]]
+        logits = self.model.logits(hidden)  # [R, V]
         return self._sample([chunk.sequence for chunk, _ in last], logits)
 
     def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
