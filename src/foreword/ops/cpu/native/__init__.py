@@ -68,7 +68,7 @@ class NativeOps(CpuOps):
         self.name = kernels
         self.share_prefixes = share_prefixes
         self._costs = costs
-        self._num_kv_heads = 1  # of the plans; fuse() and calibrate() know the model's
+        self._num_kv_heads = 1  # that plans are made for; fuse() tells the model's
         self._fused = False
         self._kernels = lib.Kernels(kernels, self.num_threads)
 

@@ -1,12 +1,12 @@
 /* Products of byte weights with byte activations: 16 columns, one group of 32 inputs. For the instruction sets of x86,
- * whose simd_*.h have the i_* operations on their widest integers; ROWS_QUANTISED rows at once and HALVES vectors of
+ * whose simd_*.h say how intrinsics of their width are called, MM(..); ROWS_QUANTISED rows at once and HALVES vectors of
  * columns fit their registers. */
 
 INLINE vi bytes_at(const int8_t *p)
 {
     int32_t four;
     memcpy(&four, p, 4);
-    return i_set32(four);
+    return MM(set1_epi32)(four);
 }
 
 /* Keep a running sum in its register: without this gcc makes all products first, and spills them. */
@@ -19,24 +19,24 @@ INLINE vi bytes_at(const int8_t *p)
 INLINE void dot_q4(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
                    vf sums[][HALVES])
 {
-    const vi low = i_set8(15);
+    const vi low = MM(set1_epi8)(15);
     vi acc[ROWS_QUANTISED][HALVES];
     for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) acc[r][h] = i_set32(0);
+        for (int h = 0; h < halves; ++h) acc[r][h] = MM(set1_epi32)(0);
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j)
         for (int h = 0; h < halves; ++h) {
             vi raw = i_load(w + 64 * j + 4 * W * (first + h));
-            vi even = i_and(raw, low), odd = i_and(i_shift4(raw), low);
+            vi even = i_and(raw, low), odd = i_and(MM(srli_epi16)(raw, 4), low);
 #pragma GCC unroll 16
             for (int r = 0; r < mr; ++r) {
-                acc[r][h] = i_dot(acc[r][h], even, bytes_at(x[r] + 4 * j));
-                acc[r][h] = i_dot(acc[r][h], odd, bytes_at(x[r] + 4 * j + 16));
+                acc[r][h] = MM(dpbusd_epi32)(acc[r][h], even, bytes_at(x[r] + 4 * j));
+                acc[r][h] = MM(dpbusd_epi32)(acc[r][h], odd, bytes_at(x[r] + 4 * j + 16));
                 KEEP(acc[r][h]);
             }
         }
     for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) sums[r][h] = i_to_floats(acc[r][h]);
+        for (int h = 0; h < halves; ++h) sums[r][h] = MM(cvtepi32_ps)(acc[r][h]);
 }
 
 INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
@@ -44,19 +44,19 @@ INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_
 {
     vi acc[ROWS_QUANTISED][HALVES];
     for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) acc[r][h] = i_set32(-128 * totals[r]); /* weights are stored plus 128 */
+        for (int h = 0; h < halves; ++h) acc[r][h] = MM(set1_epi32)(-128 * totals[r]); /* weights are stored plus 128 */
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j)
         for (int h = 0; h < halves; ++h) {
             vi raw = i_load(w + 64 * j + 4 * W * (first + h));
 #pragma GCC unroll 16
             for (int r = 0; r < mr; ++r) {
-                acc[r][h] = i_dot(acc[r][h], raw, bytes_at(x[r] + 4 * j));
+                acc[r][h] = MM(dpbusd_epi32)(acc[r][h], raw, bytes_at(x[r] + 4 * j));
                 KEEP(acc[r][h]);
             }
         }
     for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) sums[r][h] = i_to_floats(acc[r][h]);
+        for (int h = 0; h < halves; ++h) sums[r][h] = MM(cvtepi32_ps)(acc[r][h]);
 }
 
 #else
@@ -66,57 +66,57 @@ INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_
 INLINE void dot_q4(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
                    vf sums[][HALVES])
 {
-    const vi low = i_set8(15), ones = i_set16(1);
+    const vi low = MM(set1_epi8)(15), ones = MM(set1_epi16)(1);
     vi acc[ROWS_QUANTISED][HALVES];
     for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) acc[r][h] = i_set32(0);
+        for (int h = 0; h < halves; ++h) acc[r][h] = MM(set1_epi32)(0);
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) { /* low halves of byte blocks 0 .. 3, then high ones */
         vi nibbles[HALVES];
 #pragma GCC unroll 2
         for (int h = 0; h < halves; ++h) {
             vi raw = i_load(w + 64 * (j % 4) + 4 * W * (first + h));
-            nibbles[h] = i_and(j < 4 ? raw : i_shift4(raw), low);
+            nibbles[h] = i_and(j < 4 ? raw : MM(srli_epi16)(raw, 4), low);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < mr; ++r) {
             vi four = bytes_at(x[r] + 4 * j);
 #pragma GCC unroll 2
             for (int h = 0; h < halves; ++h) {
-                acc[r][h] = i_add16(acc[r][h], i_maddubs(nibbles[h], four));
+                acc[r][h] = MM(add_epi16)(acc[r][h], MM(maddubs_epi16)(nibbles[h], four));
                 KEEP(acc[r][h]);
             }
         }
     }
     for (int r = 0; r < mr; ++r)
-        for (int h = 0; h < halves; ++h) sums[r][h] = i_to_floats(i_madd16(acc[r][h], ones));
+        for (int h = 0; h < halves; ++h) sums[r][h] = MM(cvtepi32_ps)(MM(madd_epi16)(acc[r][h], ones));
 }
 
 /* A byte weight is split into its halves, both handled as above: maddubs on whole bytes would saturate. */
 INLINE void dot_q8(const int mr, const int first, const int halves, const uint8_t *w, const int8_t *const *x,
                    const int32_t *totals, vf sums[][HALVES])
 {
-    const vi low = i_set8(15), ones = i_set16(1), sixteens = i_set16(16);
+    const vi low = MM(set1_epi8)(15), ones = MM(set1_epi16)(1), sixteens = MM(set1_epi16)(16);
     for (int h = 0; h < halves; ++h) {
         vi small[ROWS_QUANTISED], large[ROWS_QUANTISED];
-        for (int r = 0; r < mr; ++r) small[r] = large[r] = i_set32(0);
+        for (int r = 0; r < mr; ++r) small[r] = large[r] = MM(set1_epi32)(0);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
             vi raw = i_load(w + 64 * j + 4 * W * (first + h));
-            vi even = i_and(raw, low), odd = i_and(i_shift4(raw), low);
+            vi even = i_and(raw, low), odd = i_and(MM(srli_epi16)(raw, 4), low);
 #pragma GCC unroll 16
             for (int r = 0; r < mr; ++r) {
                 vi four = bytes_at(x[r] + 4 * j);
-                small[r] = i_add16(small[r], i_maddubs(even, four));
-                large[r] = i_add16(large[r], i_maddubs(odd, four));
+                small[r] = MM(add_epi16)(small[r], MM(maddubs_epi16)(even, four));
+                large[r] = MM(add_epi16)(large[r], MM(maddubs_epi16)(odd, four));
                 KEEP(small[r]);
                 KEEP(large[r]);
             }
         }
         for (int r = 0; r < mr; ++r) {
-            vi total = i_add32(i_madd16(small[r], ones), i_madd16(large[r], sixteens));
-            total = i_sub32(total, i_set32(128 * totals[r])); /* weights are stored plus 128 */
-            sums[r][h] = i_to_floats(total);
+            vi total = MM(add_epi32)(MM(madd_epi16)(small[r], ones), MM(madd_epi16)(large[r], sixteens));
+            total = MM(sub_epi32)(total, MM(set1_epi32)(128 * totals[r])); /* weights are stored plus 128 */
+            sums[r][h] = MM(cvtepi32_ps)(total);
         }
     }
 }

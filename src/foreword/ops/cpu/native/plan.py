@@ -242,7 +242,7 @@ def _pieces_of_one(groups: list[tuple[int, int]], items: list[_Decoding], num_kv
     if not tiles:
         return 1
     best, best_time = 1, _makespan(tiles, num_threads)
-    for pieces in range(2, num_threads + 1):
+    for pieces in range(2, min(num_threads, max(tiles)) + 1):
         time = _makespan([end - begin for t in tiles for begin, end in _pieces(0, t, pieces)], num_threads)
         if time < 0.9 * best_time:
             best, best_time = pieces, time

@@ -57,21 +57,12 @@ INLINE void v_store_bytes(int8_t *p, vf x)
 /* --- products of byte weights with byte activations: 16 columns, one group of 32 inputs ------------------------- */
 
 enum { ROWS_QUANTISED = 4, ROWS_FLOAT = 6 };
-#define HALVES 2 /* vectors of 8 columns in a panel; computed one after the other to stay within 16 registers */
+#define HALVES 2 /* vectors of 8 columns in a panel */
 
 #define VECTOR_REGISTER "+x"
+#define MM(operation) _mm256_##operation
 
 INLINE vi i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
-INLINE vi i_set8(char x) { return _mm256_set1_epi8(x); }
-INLINE vi i_set16(short x) { return _mm256_set1_epi16(x); }
-INLINE vi i_set32(int x) { return _mm256_set1_epi32(x); }
 INLINE vi i_and(vi a, vi b) { return _mm256_and_si256(a, b); }
-INLINE vi i_shift4(vi a) { return _mm256_srli_epi16(a, 4); } /* right, in 16-bit lanes */
-INLINE vi i_add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
-INLINE vi i_add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
-INLINE vi i_sub32(vi a, vi b) { return _mm256_sub_epi32(a, b); }
-INLINE vi i_maddubs(vi a, vi b) { return _mm256_maddubs_epi16(a, b); }
-INLINE vi i_madd16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
-INLINE vf i_to_floats(vi a) { return _mm256_cvtepi32_ps(a); }
 
 #include "bytes.inc.h"

@@ -48,21 +48,9 @@ enum { ROWS_QUANTISED = 8, ROWS_FLOAT = 12 };
 #define HALVES 1
 
 #define VECTOR_REGISTER "+v"
+#define MM(operation) _mm512_##operation
 
 INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }
-INLINE vi i_set8(char x) { return _mm512_set1_epi8(x); }
-INLINE vi i_set16(short x) { return _mm512_set1_epi16(x); }
-INLINE vi i_set32(int x) { return _mm512_set1_epi32(x); }
 INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
-INLINE vi i_shift4(vi a) { return _mm512_srli_epi16(a, 4); } /* right, in 16-bit lanes */
-INLINE vi i_add16(vi a, vi b) { return _mm512_add_epi16(a, b); }
-INLINE vi i_add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
-INLINE vi i_sub32(vi a, vi b) { return _mm512_sub_epi32(a, b); }
-INLINE vi i_maddubs(vi a, vi b) { return _mm512_maddubs_epi16(a, b); }
-INLINE vi i_madd16(vi a, vi b) { return _mm512_madd_epi16(a, b); }
-INLINE vf i_to_floats(vi a) { return _mm512_cvtepi32_ps(a); }
-#if FW_VNNI
-INLINE vi i_dot(vi sum, vi unsigned_bytes, vi signed_bytes) { return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes); }
-#endif
 
 #include "bytes.inc.h"

@@ -1,5 +1,5 @@
 /* Plain C with the compilers' vector types: any processor; 8 floats a vector. Sums are never contracted into fused
- * ones (see kernels_portable.c), so that a result does not hang on what the optimiser inlined where. */
+ * ones (-ffp-contract=off), so that a result does not hang on what the optimiser inlined where. */
 #define W 8
 typedef float vf __attribute__((vector_size(32)));
 typedef int32_t vi __attribute__((vector_size(32)));
