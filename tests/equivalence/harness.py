@@ -76,8 +76,11 @@ class Bench:
         return Tracked(blocks)
 
     @torch.inference_mode()
-    def step(self, parts: Iterable[tuple[Tracked, Sequence[int]]]) -> list[Tensor]:
-        """One forward pass over new tokens of several sequences; per part the logits ``[tokens, vocab]``."""
+    def step(
+        self, parts: Iterable[tuple[Tracked, Sequence[int]]], outputs: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """One forward pass over new tokens of several sequences; per part the logits ``[tokens, vocab]``. With ``outputs``
+        only those of these rows of the batch, ``[outputs, vocab]``."""
         ids, positions, slots, attention = [], [], [], []
         for sequence, tokens in parts:
             begin, end = sequence.computed, sequence.computed + len(tokens)
@@ -94,9 +97,11 @@ class Bench:
             torch.tensor(positions + padding, dtype=torch.int32),
             torch.tensor(slots, dtype=torch.int32),
             ops.plan_attention(attention),
+            torch.tensor(list(range(len(ids)) if outputs is None else outputs), dtype=torch.int32),
         )
-        hidden = self.decoder.forward(batch, self.pool.layers)
-        logits = self.decoder.logits(hidden[: len(ids)])
+        logits = self.decoder.logits(self.decoder.forward(batch, self.pool.layers))
+        if outputs is not None:
+            return [logits]
         return list(logits.split([sequence.query_len for sequence in attention]))
 
     def run(self, tokens: Sequence[int], chunks: Sequence[int] | None = None, scatter: int | None = None) -> Tensor:

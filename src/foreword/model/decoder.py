@@ -58,28 +58,32 @@ class Decoder:
         """Run the batch, writing its keys and values into ``layers``.
 
         Returns:
-            ``[N, hidden]``, after the final norm; padding rows hold finite values without meaning.
+            ``[R, hidden]``, after the final norm: of the rows ``batch.outputs``.
         """
         hidden = F.embedding(batch.token_ids, self._embedding)  # [N, hidden]
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         if self._fused is not None:
-            return self._fused(hidden, batch.attention, batch.slot_mapping, layers)
+            return self._fused(hidden, batch.attention, batch.slot_mapping, layers, batch.outputs)
         rotations = self._rotary.at(batch.positions)
         for number, layer in enumerate(self.layers):
             rope = self.config.ropes[number]
             attended = self._attention(layer, hidden, batch, layers[number], rotations[rope] if rope else None)
             hidden = hidden + attended
+            if layer is self.layers[-1]:
+                hidden = self._padded(hidden[batch.outputs])
             hidden = hidden + self._mlp(layer, hidden)
-        return self._norm(hidden, self._final_norm)
+        return self._norm(hidden, self._final_norm)[: len(batch.outputs)]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[R, hidden] -> [R, vocab]`` float32."""
-        rows = hidden.shape[0]
-        missing = self.ops.pad_rows(rows) - rows
-        logits = self._head(F.pad(hidden, (0, 0, 0, missing)) if missing else hidden)[:rows].float()
+        logits = self._head(self._padded(hidden))[: len(hidden)].float()
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        missing = self.ops.pad_rows(len(rows)) - len(rows)
+        return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
     def _attention(
         self,

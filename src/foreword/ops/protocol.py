@@ -135,8 +135,16 @@ class DecoderShape:
 class FusedLayers(Protocol):
     """All layers of a decoder as one operation."""
 
-    def __call__(self, hidden: Tensor, plan: Any, slots: Tensor, layers: Sequence[KVLayer]) -> Tensor:
-        """``hidden [T, hidden]`` embeddings, ``slots [T]`` int32; gives the hidden states after the final norm."""
+    def __call__(
+        self,
+        hidden: Tensor,
+        plan: Any,
+        slots: Tensor,
+        layers: Sequence[KVLayer],
+        outputs: Tensor,
+    ) -> Tensor:
+        """``hidden [T, hidden]`` embeddings, ``slots [T]`` and ``outputs [R]`` int32; gives ``[R, hidden]``, the hidden
+        states of the rows ``outputs`` after the final norm."""
 
 
 class Ops(Protocol):
@@ -173,7 +181,8 @@ class Ops(Protocol):
         Changes no result, only the time."""
 
     def argmax(self, logits: Tensor) -> list[int]:
-        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; of a NaN if any."""
+        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; -1 where a NaN is, or
+        where the largest is infinite."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension, statistics in float32. ``x [..., D]``, ``weight [D]``."""

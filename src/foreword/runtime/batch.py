@@ -21,12 +21,14 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
     positions: list[int] = []
     slots: list[int] = []
     sequences: list[AttentionSequence] = []
+    outputs: list[int] = []
     for chunk in chunks:
         held = chunk.sequence.blocks
         assert held is not None
         sequences.append(
             AttentionSequence(len(token_ids), chunk.length, chunk.end, slot_runs(held, chunk.end, block_size))
         )
+        outputs += (len(token_ids) + p - chunk.start for p in wanted(chunk))
         token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
         positions += range(chunk.start, chunk.end)
         slots += (held.blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, chunk.end))
@@ -37,7 +39,17 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
         positions=torch.tensor(positions + padding, dtype=torch.int32, device=device),
         slot_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
         attention=ops.plan_attention(sequences),
+        outputs=torch.tensor(outputs, dtype=torch.int32, device=device),
     )
+
+
+def wanted(chunk: Chunk) -> range:
+    """The positions of a chunk whose hidden states are needed: of its last token if a token follows, of all for prompt
+    log-probabilities."""
+    sequence = chunk.sequence
+    if sequence.request.params.prompt_logprobs is not None and not sequence.reads_cache:
+        return range(chunk.start, chunk.end)
+    return range(chunk.end - chunk.is_last, chunk.end)
 
 
 def slot_runs(held: BlockTable, num_tokens: int, block_size: int) -> tuple[SlotRun, ...]:

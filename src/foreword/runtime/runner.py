@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from foreword.core.outputs import TokenLogprobs
 from foreword.kv.pool import KVPool
 from foreword.model.decoder import Decoder
 from foreword.ops.protocol import Ops
-from foreword.runtime.batch import build_batch, slot_copies
+from foreword.runtime.batch import build_batch, slot_copies, wanted
 from foreword.runtime.sampler import Sampler, is_plain_greedy, logprobs
 from foreword.scheduling.scheduler import Chunk, StepPlan
 from foreword.scheduling.sequence import Sequence
@@ -52,23 +51,26 @@ class ModelRunner:
         if plan.copies:
             self.ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
         batch = build_batch(plan.chunks, self.ops, size, self._device)
-        hidden = self.model.forward(batch, self.pool.layers)  # [N, hidden]
+        hidden = self.model.forward(batch, self.pool.layers)  # [R, hidden]
         self.num_steps += 1
-        self._record_prompt_logprobs(plan.chunks, hidden)
-        last = [(chunk, row) for chunk, row in zip(plan.chunks, _last_rows(plan.chunks), strict=True) if chunk.is_last]
+        last, end = [], 0
+        for chunk in plan.chunks:
+            begin, end = end, end + len(wanted(chunk))
+            self._record_prompt_logprobs(chunk, hidden[begin:end])
+            if chunk.is_last:
+                last.append((chunk.sequence, end - 1))
         if not last:
             return []
         if len(last) < len(hidden):
             hidden = hidden[[row for _, row in last]]
         logits = self.model.logits(hidden)  # [R, V]
-        return self._sample([chunk.sequence for chunk, _ in last], logits)
+        return self._sample([sequence for sequence, _ in last], logits)
 
     def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
         best = self.ops.argmax(logits)  # of all rows at once: what greedy requests take as it is
-        finite = torch.isfinite(logits[range(len(best)), best]).tolist()
         samples = []
         for number, (sequence, token) in enumerate(zip(sequences, best, strict=True)):
-            if finite[number] and is_plain_greedy(sequence):
+            if token >= 0 and is_plain_greedy(sequence):
                 samples.append(Sample(sequence, sequence.index, token))
                 continue
             first = sequence.index
@@ -84,23 +86,13 @@ class ModelRunner:
         except Exception as error:  # one request's trouble is not its neighbours'
             return Sample(sequence, index, error=error)
 
-    def _record_prompt_logprobs(self, chunks: Seq[Chunk], hidden: Tensor) -> None:
-        for chunk, last_row in zip(chunks, _last_rows(chunks), strict=True):
-            sequence, top = chunk.sequence, chunk.sequence.request.params.prompt_logprobs
-            if top is None or sequence.reads_cache:
-                continue
-            first_row = last_row - chunk.length + 1
-            targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt)]
-            for done in range(0, len(targets), _LOGIT_ROWS):
-                part = targets[done : done + _LOGIT_ROWS]
-                rows = self.model.logits(hidden[first_row + done : first_row + done + len(part)])
-                sequence.prompt_logprobs += [logprobs(row, t, top) for row, t in zip(rows, part, strict=True)]
-
-
-def _last_rows(chunks: Seq[Chunk]) -> list[int]:
-    """The row of each chunk's last token in the flat batch."""
-    rows, end = [], 0
-    for chunk in chunks:
-        end += chunk.length
-        rows.append(end - 1)
-    return rows
+    def _record_prompt_logprobs(self, chunk: Chunk, hidden: Tensor) -> None:
+        """``hidden``: of the positions that are :func:`foreword.runtime.batch.wanted`."""
+        sequence, top = chunk.sequence, chunk.sequence.request.params.prompt_logprobs
+        if top is None or sequence.reads_cache:
+            return
+        targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt)]
+        for done in range(0, len(targets), _LOGIT_ROWS):
+            part = targets[done : done + _LOGIT_ROWS]
+            rows = self.model.logits(hidden[done : done + len(part)])
+            sequence.prompt_logprobs += [logprobs(row, t, top) for row, t in zip(rows, part, strict=True)]

@@ -74,6 +74,24 @@ def test_native_primitives_compose_to_the_fused_layers(kernels: str, checkpoints
         torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["torch", *native_kernels()])
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_rows_that_are_not_wanted_change_no_bit(kernels: str, case: Case, checkpoints: dict[str, Path]) -> None:
+    """Whichever rows' results are asked for, they and all keys and values are those of asking for all."""
+    decoder = load(checkpoints[case.name], torch.bfloat16, kernels)
+    bench = Bench(decoder)
+    first, second = bench.sequence(60), bench.sequence(60)
+    expected = torch.cat(bench.step([(first, TOKENS[:40]), (second, TOKENS[40:50])]))
+    after = bench.step([(first, TOKENS[50:51]), (second, TOKENS[51:53])])
+    for outputs in ([], [0], [49], [39, 49], [3, 4, 11, 12, 40, 41, 42], range(1, 50), range(50)):
+        bench = Bench(decoder)
+        first, second = bench.sequence(60), bench.sequence(60)
+        found = bench.step([(first, TOKENS[:40]), (second, TOKENS[40:50])], outputs)[0]
+        assert torch.equal(found, expected[list(outputs)])
+        found_after = bench.step([(first, TOKENS[50:51]), (second, TOKENS[51:53])])
+        assert all(map(torch.equal, found_after, after))
+
+
 @paths
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
 def test_any_number_of_threads_gives_the_same_bits(kernels: str, scheme: Any, checkpoints: dict[str, Path]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from foreword.ops.cpu import CpuOps
 from foreword.ops.cpu.native import NativeOps
 from foreword.ops.protocol import KVLayer, SlotCopy
 from support import native_kernels
@@ -129,19 +130,19 @@ def test_of_equal_logits_the_first_is_chosen(kernels: str) -> None:
 
 @paths
 @pytest.mark.parametrize("width", [3, 16, 37, 500])
-def test_nan_counts_as_largest_and_infinities_as_themselves(kernels: str, width: int) -> None:
-    ops = NativeOps(torch.float32, kernels, num_threads=1)
-    for place in range(width):
-        row = torch.randn(1, width, generator=torch.Generator().manual_seed(place))
-        row[0, place] = math.inf
-        assert ops.argmax(row) == [place]
-        row[0, (place + 1) % width] = -math.inf
-        assert ops.argmax(row) == [place]
-        row[0, (place + 1) % width] = math.nan
-        assert ops.argmax(row) == [(place + 1) % width]
-        row[0, place] = math.nan
-        assert ops.argmax(row) == [min(place, (place + 1) % width)]
-        lone = torch.full((1, width), -math.inf)
-        assert ops.argmax(lone) == [0]
-        lone[0, place] = -3e38
-        assert ops.argmax(lone) == [place]
+def test_a_nan_or_an_infinite_maximum_is_no_choice(kernels: str, width: int) -> None:
+    for ops in (NativeOps(torch.float32, kernels, num_threads=1), CpuOps(torch.float32)):
+        for place in range(width):
+            row = torch.randn(1, width, generator=torch.Generator().manual_seed(place))
+            best = int(row.argmax())
+            if place != best:
+                row[0, place] = -math.inf
+                assert ops.argmax(row) == [best]
+            for value in (math.nan, math.inf):
+                row[0, place] = value
+                assert ops.argmax(row) == [-1]
+            lone = torch.full((1, width), -math.inf)
+            assert ops.argmax(lone) == [-1]
+            lone[0, place] = -3e38
+            assert ops.argmax(lone) == [place]
+            assert ops.argmax(torch.cat((lone, row, lone))) == [place, -1, place]

@@ -83,7 +83,8 @@ class CpuOps:
         """Its schedule has no choices to weigh."""
 
     def argmax(self, logits: Tensor) -> list[int]:
-        return [int(row.argmax()) for row in logits]
+        best = logits.argmax(dim=1, keepdim=True)  # of a NaN, if there is one
+        return torch.where(logits.gather(1, best).isfinite(), best, -1).flatten().tolist()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.rms_norm(x, weight, eps)

@@ -230,13 +230,21 @@ class NativeLayers:
         )  # fmt: skip
         self._pool: tuple[Sequence[KVLayer], Any] | None = None
 
-    def __call__(self, hidden: Tensor, plan: NativePlan, slots: Tensor, layers: Sequence[KVLayer]) -> Tensor:
+    def __call__(
+        self,
+        hidden: Tensor,
+        plan: NativePlan,
+        slots: Tensor,
+        layers: Sequence[KVLayer],
+        outputs: Tensor,
+    ) -> Tensor:
         hidden = hidden.float().contiguous()
         batch = lib.Batch(
-            attention=ctypes.pointer(plan.struct), slots=slots.data_ptr(), kv=self._kv(layers), hidden=hidden.data_ptr()
-        )
+            attention=ctypes.pointer(plan.struct), slots=slots.data_ptr(), kv=self._kv(layers),
+            hidden=hidden.data_ptr(), outputs=outputs.data_ptr(), num_outputs=len(outputs),
+        )  # fmt: skip
         _check(self._kernels.library.fw_forward(self._kernels.context, self._model, batch))
-        return hidden
+        return hidden[: len(outputs)]
 
     def _kv(self, layers: Sequence[KVLayer]) -> Any:
         if self._pool is None or self._pool[0] is not layers:

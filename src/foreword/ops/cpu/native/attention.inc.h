@@ -7,7 +7,14 @@
  * Juravsky et al. 2024.) */
 
 enum { SCORE_VECTORS = FW_SLOTS / W, MAX_TILE_BLOCKS = FW_TILE / FW_SLOTS };
-#define STACK (W == 16 ? 8 : 4) /* rows computed at once */
+#define STACK (W == 16 ? 12 : 6) /* rows computed at once */
+
+/* Two rows of keys or values that lie side by side, W columns of each. */
+INLINE vf load_of_two(const int kv_kind, const char *rows, int32_t columns, int32_t column, const int second)
+{
+    if (kv_kind == FW_BF16) return v_load_of_pairs((const uint16_t *)rows + 2 * column, second);
+    return v_load((const float *)rows + second * columns + column);
+}
 
 typedef struct {
     int32_t group_size, dim, kv_kind;
@@ -33,24 +40,14 @@ INLINE void score_block(const int kv_kind, const int mr, const stack *s, int32_t
     const int32_t dim = s->dim;
     for (int r = 0; r < mr; ++r)
         for (int v = 0; v < SCORE_VECTORS; ++v) acc[r][v] = v_set(0);
-    for (int32_t d = 0; d < dim; d += 2) {
-        vf one[SCORE_VECTORS], two[SCORE_VECTORS];
-        for (int v = 0; v < SCORE_VECTORS; ++v) {
-            if (kv_kind == FW_BF16) {
-                one[v] = v_load_of_pairs((const uint16_t *)block + FW_SLOTS * d + 2 * W * v, 0);
-                two[v] = v_load_of_pairs((const uint16_t *)block + FW_SLOTS * d + 2 * W * v, 1);
-            } else {
-                one[v] = v_load((const float *)block + FW_SLOTS * d + W * v);
-                two[v] = v_load((const float *)block + FW_SLOTS * (d + 1) + W * v);
-            }
+    for (int32_t d = 0; d < dim; d += 2, block += 2 * FW_SLOTS * (kv_kind == FW_BF16 ? 2 : 4))
+#pragma GCC unroll 2
+        for (int second = 0; second < 2; ++second) {
+            vf keys[SCORE_VECTORS];
+            for (int v = 0; v < SCORE_VECTORS; ++v) keys[v] = load_of_two(kv_kind, block, FW_SLOTS, W * v, second);
+#pragma GCC unroll 16
+            for (int r = 0; r < mr; ++r) v_add_products(SCORE_VECTORS, acc[r], q + r * dim + d + second, keys);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < mr; ++r)
-            for (int v = 0; v < SCORE_VECTORS; ++v) {
-                acc[r][v] = v_fma(v_set(q[r * dim + d]), one[v], acc[r][v]);
-                acc[r][v] = v_fma(v_set(q[r * dim + d + 1]), two[v], acc[r][v]);
-            }
-    }
     for (int r = 0; r < mr; ++r)
         for (int v = 0; v < SCORE_VECTORS; ++v) v_store(scores + r * FW_TILE + W * v, acc[r][v]);
 }
@@ -87,31 +84,26 @@ INLINE void merge_values(const int kv_kind, const int mr, const int nd, const st
     const float *weights = s->scores + (int64_t)row * FW_TILE;
     for (int r = 0; r < mr; ++r)
         for (int v = 0; v < nd; ++v) acc[r][v] = v_set(0);
-    for (int32_t b = 0; b < num_blocks; ++b) {
+    for (int32_t b = 0; b < num_blocks; ++b)
         for (int32_t slot = 0; slot < FW_SLOTS; slot += 2) {
-            vf one[2], two[2];
-            for (int v = 0; v < nd; ++v) {
-                if (kv_kind == FW_BF16) {
-                    one[v] = v_load_of_pairs((const uint16_t *)blocks[b] + slot * s->dim + 2 * (d + W * v), 0);
-                    two[v] = v_load_of_pairs((const uint16_t *)blocks[b] + slot * s->dim + 2 * (d + W * v), 1);
-                } else {
-                    one[v] = v_load((const float *)blocks[b] + slot * s->dim + d + W * v);
-                    two[v] = v_load((const float *)blocks[b] + (slot + 1) * s->dim + d + W * v);
-                }
-            }
+            const char *rows = blocks[b] + (int64_t)slot * s->dim * (kv_kind == FW_BF16 ? 2 : 4);
             const float *w = weights + FW_SLOTS * b + slot;
-#pragma GCC unroll 8
-            for (int r = 0; r < mr; ++r)
-                for (int v = 0; v < nd; ++v) {
-                    acc[r][v] = v_fma(v_set(w[r * FW_TILE]), one[v], acc[r][v]);
-                    acc[r][v] = v_fma(v_set(w[r * FW_TILE + 1]), two[v], acc[r][v]);
-                }
+#pragma GCC unroll 2
+            for (int second = 0; second < 2; ++second) {
+                vf values[2];
+                for (int v = 0; v < nd; ++v) values[v] = load_of_two(kv_kind, rows, s->dim, d + W * v, second);
+#pragma GCC unroll 16
+                for (int r = 0; r < mr; ++r) v_add_products(nd, acc[r], w + r * FW_TILE + second, values);
+            }
         }
-    }
+    vf sums[STACK][2]; /* a copy: what a loop indexes and a pointer points to lives in memory */
+#pragma GCC unroll 16
+    for (int r = 0; r < mr; ++r)
+        for (int v = 0; v < nd; ++v) sums[r][v] = acc[r][v];
     for (int r = 0; r < mr; ++r)
         for (int v = 0; v < nd; ++v) {
-            if (v_any_nan(acc[r][v])) seen_values(kv_kind, s, row + r, blocks, d + W * v, &acc[r][v]);
-            merge_vector(s, row + r, d + W * v, acc[r][v]);
+            if (v_any_nan(sums[r][v])) seen_values(kv_kind, s, row + r, blocks, d + W * v, &sums[r][v]);
+            merge_vector(s, row + r, d + W * v, sums[r][v]);
         }
 }
 
@@ -123,13 +115,14 @@ INLINE void merge_weights(const stack *s, int32_t row, float largest, float tota
         s->new_factor[row] = 0;
         return;
     }
-    float before = s->largest[row], now = largest > before ? largest : before, factors[2 * W];
-    v_store(factors, v_exp(v_set(before - now)));
-    v_store(factors + W, v_exp(v_set(largest - now)));
-    s->old_factor[row] = factors[0];
-    s->new_factor[row] = factors[W];
-    s->total[row] = s->total[row] * factors[0] + total * factors[W];
-    s->largest[row] = now;
+    const float before = s->largest[row];
+    const int larger = largest > before;
+    float factor[W];
+    v_store(factor, v_exp(v_set(larger ? before - largest : largest - before)));
+    s->old_factor[row] = larger ? factor[0] : 1;
+    s->new_factor[row] = larger ? 1 : factor[0];
+    s->total[row] = s->total[row] * s->old_factor[row] + total * s->new_factor[row];
+    s->largest[row] = larger ? largest : before;
 }
 
 /* Turn a row's scores of a tile into weights, and prepare the merge. Positions visible: [low, high) of the tile. */
@@ -154,11 +147,13 @@ static void weigh(const stack *s, int32_t row, int32_t low, int32_t high, int32_
             v_store(scores + i, v_zero_below(score, v_set(0), score));
         }
     } else {
-        for (int32_t i = 0; i < width; i += W) {
-            vf weight = v_exp(v_sub(v_load(scores + i), v_set(largest)));
-            v_store(scores + i, weight);
-            total[i / W % LANES] = v_add(total[i / W % LANES], weight);
-        }
+        for (int32_t i = 0; i < width; i += W * LANES)
+#pragma GCC unroll 2
+            for (int lane = 0; lane < LANES; ++lane) {
+                vf weight = v_exp(v_sub(v_load(scores + i + W * lane), v_set(largest)));
+                v_store(scores + i + W * lane, weight);
+                total[lane] = v_add(total[lane], weight);
+            }
     }
     merge_weights(s, row, largest, sum_lanes(total));
 }
@@ -216,9 +211,7 @@ INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, in
                 STACKED(2);
                 STACKED(3);
                 STACKED(4);
-#if W == 16
-                STACKED(8);
-#endif
+                STACKED(STACK);
             }
         }
         if (phase == 1) break;

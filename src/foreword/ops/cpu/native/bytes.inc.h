@@ -9,9 +9,6 @@ INLINE vi bytes_at(const int8_t *p)
     return MM(set1_epi32)(four);
 }
 
-/* Keep a running sum in its register: without this gcc makes all products first, and spills them. */
-#define KEEP(x) __asm__("" : VECTOR_REGISTER(x))
-
 /* dot_q4 and dot_q8: sums[r][h] are columns W * (first + h).. of row r, as floats. */
 
 #if FW_VNNI

@@ -9,7 +9,7 @@
 #define FW_API __attribute__((visibility("default")))
 
 enum {
-    FW_VERSION = 3, /* of this interface: library.py wants the same */
+    FW_VERSION = 4, /* of this interface: library.py wants the same */
     FW_PANEL = 16, /* columns (outputs) that lie side by side in a packed weight */
     FW_GROUP = 32, /* inputs that share a scale, in weights and in activations */
     FW_SLOTS = 16, /* token slots that lie side by side in the KV pool */
@@ -88,7 +88,9 @@ typedef struct {
     const fw_attention *attention;
     const int32_t *slots; /* [num_tokens], where each token's KV goes */
     const fw_kv *kv;      /* [num_layers] */
-    float *hidden;        /* [num_tokens, hidden]: embeddings in, normalised hidden states out */
+    float *hidden;        /* [num_tokens, hidden]: embeddings in, normalised hidden states of the outputs out, in front */
+    const int32_t *outputs; /* [num_outputs], rows whose hidden states are wanted, ascending */
+    int32_t num_outputs;
 } fw_batch;
 
 /* Kernels, a pool of threads and its buffers. It serves one call at a time. */

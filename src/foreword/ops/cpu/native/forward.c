@@ -33,6 +33,7 @@ static void share(int32_t total, int thread, int num_threads, int32_t *begin, in
 typedef struct {
     pass *p;
     int thread, num_threads;
+    int32_t rows;  /* that are still computed */
     int32_t phase; /* index of the next counter */
 } worker;
 
@@ -47,13 +48,13 @@ static const char *encode_rows(worker *w, const fw_layer *layer, const fw_linear
     pass *p = w->p;
     const fw_kernels *kernels = p->context->kernels;
     float *scratch = p->scratch + w->thread * p->scratch_floats;
-    if (p->rows == 1) {
+    if (w->rows == 1) {
         char *own = p->act + w->thread * p->act_stride;
         kernels->encode(linear->kind, source(w, layer, 0, scratch), linear->k, own);
         return own;
     }
     int32_t begin, end;
-    share(p->rows, w->thread, w->num_threads, &begin, &end);
+    share(w->rows, w->thread, w->num_threads, &begin, &end);
     for (int32_t row = begin; row < end; ++row)
         kernels->encode(linear->kind, source(w, layer, row, scratch), linear->k, p->act + row * p->act_stride);
     meet(w);
@@ -117,7 +118,7 @@ static void place(worker *w, const fw_layer *layer, const fw_kv *kv)
     const fw_batch *batch = w->p->batch;
     const int32_t dim = model->head_dim, heads = model->num_heads, kv_heads = model->num_kv_heads;
     int32_t begin, end;
-    share(w->p->rows, w->thread, w->num_threads, &begin, &end);
+    share(w->rows, w->thread, w->num_threads, &begin, &end);
     for (int32_t row = begin; row < end; ++row) {
         float *qkv = w->p->qkv + (int64_t)row * (heads + 2 * kv_heads) * dim;
         const int64_t angle = (int64_t)batch->attention->positions[row] * (dim / 2);
@@ -159,7 +160,7 @@ static void add_normed(worker *w, const float *norm)
     const int32_t n = w->p->model->hidden;
     float *scratch = w->p->scratch + w->thread * w->p->scratch_floats;
     int32_t begin, end;
-    share(w->p->rows, w->thread, w->num_threads, &begin, &end);
+    share(w->rows, w->thread, w->num_threads, &begin, &end);
     for (int32_t row = begin; row < end; ++row) {
         w->p->context->kernels->rms_norm(w->p->branch + (int64_t)row * n, norm, w->p->model->eps, n, scratch);
         float *hidden = w->p->batch->hidden + (int64_t)row * n;
@@ -173,14 +174,31 @@ static void add_branch(worker *w, const fw_layer *layer, const fw_linear *linear
 {
     pass *p = w->p;
     const char *act = encode_rows(w, layer, linear, source);
-    multiply(w, linear, act, p->act_stride, p->rows, norm ? p->branch : p->batch->hidden, norm == NULL);
+    multiply(w, linear, act, p->act_stride, w->rows, norm ? p->branch : p->batch->hidden, norm == NULL);
     if (norm) add_normed(w, norm);
+}
+
+/* Behind the last attention: go on with the rows alone whose results are wanted, moved to the front. */
+static void keep_outputs(worker *w)
+{
+    const fw_batch *batch = w->p->batch;
+    const int32_t hidden = w->p->model->hidden, heads = w->p->model->num_heads * w->p->model->head_dim;
+    if (batch->num_outputs == w->rows) return;
+    if (w->thread == 0)
+        for (int32_t i = 0; i < batch->num_outputs; ++i) {
+            const int64_t from = batch->outputs[i];
+            if (from == i) continue;
+            memcpy(batch->hidden + (int64_t)i * hidden, batch->hidden + from * hidden, 4 * (size_t)hidden);
+            memcpy(w->p->attended + (int64_t)i * heads, w->p->attended + from * heads, 4 * (size_t)heads);
+        }
+    w->rows = batch->num_outputs;
+    meet(w);
 }
 
 static void decode(void *argument, int thread, int num_threads)
 {
     pass *p = argument;
-    worker self = {p, thread, num_threads, 0}, *w = &self;
+    worker self = {p, thread, num_threads, p->rows, 0}, *w = &self;
     const fw_model *model = p->model;
     const fw_attention *plan = p->batch->attention;
     const int64_t query_stride = (int64_t)(model->num_heads + 2 * model->num_kv_heads) * model->head_dim;
@@ -188,16 +206,17 @@ static void decode(void *argument, int thread, int num_threads)
         const fw_layer *layer = model->layers + number;
         const fw_kv *kv = p->batch->kv + number;
         const char *act = encode_rows(w, layer, &layer->qkv, attention_input);
-        multiply(w, &layer->qkv, act, p->act_stride, p->rows, p->qkv, 0);
+        multiply(w, &layer->qkv, act, p->act_stride, w->rows, p->qkv, 0);
         place(w, layer, kv);
         attend_all(w, layer, plan, kv, p->qkv, query_stride, p->attended);
+        if (number == model->num_layers - 1) keep_outputs(w);
         add_branch(w, layer, &layer->output, output_input, layer->attention_post_norm);
         act = encode_rows(w, layer, &layer->gate_up, mlp_input);
-        multiply(w, &layer->gate_up, act, p->act_stride, p->rows, p->gate_up, 0);
+        multiply(w, &layer->gate_up, act, p->act_stride, w->rows, p->gate_up, 0);
         add_branch(w, layer, &layer->down, down_input, layer->mlp_post_norm);
     }
     int32_t begin, end;
-    share(p->rows, thread, num_threads, &begin, &end);
+    share(w->rows, thread, num_threads, &begin, &end);
     for (int32_t row = begin; row < end; ++row) {
         float *hidden = p->batch->hidden + (int64_t)row * model->hidden;
         p->context->kernels->rms_norm(hidden, model->final_norm, model->eps, model->hidden, hidden);
@@ -269,7 +288,7 @@ typedef struct {
 static void apply(void *argument, int thread, int num_threads)
 {
     apply_job *job = argument;
-    worker w = {&job->p, thread, num_threads, 0};
+    worker w = {&job->p, thread, num_threads, job->p.rows, 0};
     int32_t begin, end;
     share(job->p.rows, thread, num_threads, &begin, &end);
     for (int32_t row = begin; row < end; ++row)
@@ -305,7 +324,7 @@ typedef struct {
 static void attend(void *argument, int thread, int num_threads)
 {
     attend_job *job = argument;
-    worker w = {&job->p, thread, num_threads, 0};
+    worker w = {&job->p, thread, num_threads, job->p.rows, 0};
     attend_all(&w, job->layer, job->plan, job->kv, job->query, job->query_stride, job->out);
 }
 

@@ -26,6 +26,7 @@ typedef struct {
     /* Merge the parts of a split row for one KV head; as attend does, tile by tile. */
     void (*merge)(const fw_model *, const fw_attention *, const fw_split *, int32_t kv_head, const float *parts, float *out,
                   float *scratch);
+    /* The first of the largest; -1 if that is infinite, or any is NaN. */
     int32_t (*argmax)(const float *x, int64_t n);
 } fw_kernels;
 

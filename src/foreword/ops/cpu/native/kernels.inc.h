@@ -1,20 +1,21 @@
 /* The kernels, in terms of one simd_*.h. Included once per instruction set, with NAME defined. */
 
-INLINE vf v_exp(vf x) /* Cephes' expf: relative error about 1e-7; 0 below -87.3, no larger above 88.37; a NaN stays one */
+/* Relative error below 2e-7; 1 at 0, 0 below -87.3, no larger above 88.37; a NaN stays one. The argument is reduced as in
+ * Cephes' expf, the polynomial is the best of its degree between -ln(2)/2 and ln(2)/2. */
+INLINE vf v_exp(vf x)
 {
     const vf lowest = v_set(-87.3f);
     vf bounded = v_min(v_set(88.37f), v_max(lowest, x)); /* the largest whose power of two is finite */
     vf whole = v_round(v_mul(bounded, v_set(1.44269504f)));
     vf r = v_fma(whole, v_set(-0.693359375f), bounded);
     r = v_fma(whole, v_set(2.12194440e-4f), r);
-    vf p = v_set(1.9875691500e-4f);
-    p = v_fma(p, r, v_set(1.3981999507e-3f));
-    p = v_fma(p, r, v_set(8.3334519073e-3f));
-    p = v_fma(p, r, v_set(4.1665795894e-2f));
-    p = v_fma(p, r, v_set(1.6666665459e-1f));
-    p = v_fma(p, r, v_set(5.0000001201e-1f));
-    vf y = v_add(v_fma(v_mul(r, r), p, r), v_set(1.0f));
-    return v_zero_below(x, lowest, v_mul(y, v_power_of_two(whole)));
+    vf p = v_set(8.290272206e-3f);
+    p = v_fma(p, r, v_set(4.189816117e-2f));
+    p = v_fma(p, r, v_set(1.666763872e-1f));
+    p = v_fma(p, r, v_set(4.999914765e-1f));
+    p = v_fma(p, r, v_set(9.999997020e-1f));
+    p = v_fma(p, r, v_set(1.0f));
+    return v_zero_below(x, lowest, v_scale(p, whole));
 }
 
 INLINE vf v_tanh(vf x) /* 1 - 2 / (exp(2x) + 1) */
@@ -70,29 +71,25 @@ static void rotate(float *x, const float *cosine, const float *sine, int32_t n)
     }
 }
 
-static int32_t argmax(const float *x, int64_t n) /* the first of the largest; a NaN counts as largest */
+static int32_t argmax(const float *x, int64_t n)
 {
     vf best = v_set(-INFINITY), poison = v_set(0);
     int64_t i = 0;
     for (; i + W <= n; i += W) {
         vf part = v_load(x + i);
         best = v_max(best, part);
-        poison = v_add(poison, v_sub(part, part));
+        poison = v_fma(part, v_set(0), poison); /* NaN if a value is NaN or infinite */
     }
     float largest = v_largest(best);
-    int bad = v_sum(poison) != 0; /* also true of infinities, which the slow way then judges */
+    int bad = v_any_nan(poison);
     for (; i < n; ++i) {
         largest = x[i] > largest ? x[i] : largest;
         bad |= x[i] != x[i];
     }
-    if (bad) {
-        int64_t found = 0;
-        for (i = 0; i < n; ++i) {
-            if (x[i] != x[i]) return (int32_t)i;
-            if (x[i] > x[found]) found = i;
-        }
-        return (int32_t)found;
-    }
+    if (bad)
+        for (i = 0; i < n; ++i)
+            if (x[i] != x[i]) return -1;
+    if (isinf(largest)) return -1;
     for (i = 0; x[i] != largest; ++i) {}
     return (int32_t)i;
 }
@@ -117,22 +114,24 @@ static void encode(int32_t kind, const float *x, int32_t k, void *row)
     float *scales = (float *)(bytes + k), *weighted = scales + groups;
     int32_t *totals = (int32_t *)(weighted + groups);
     for (int32_t g = 0; g < groups; ++g) {
-        vf largest = v_set(0), poison = v_set(0);
+        const float *from = x + g * FW_GROUP;
+        vf largest = v_set(0), poison = v_set(0), sum = v_set(0);
         for (int i = 0; i < FW_GROUP; i += W) {
-            vf part = v_load(x + g * FW_GROUP + i);
+            vf part = v_load(from + i);
             largest = v_max(largest, v_abs(part));
-            poison = v_add(poison, v_sub(part, part)); /* NaN if a value is NaN or infinite */
+            poison = v_fma(part, v_set(0), poison); /* NaN if a value is NaN or infinite */
         }
-        float top = v_largest(largest), scale = top / 127.0f;
+        float top = v_largest(largest);
         vf inverse = v_set(top > 1e-30f ? 127.0f / top : 0.0f);
-        int32_t total = 0;
         for (int i = 0; i < FW_GROUP; i += W) {
-            v_store_bytes(bytes + g * FW_GROUP + i, v_mul(v_load(x + g * FW_GROUP + i), inverse));
+            vf whole = v_round(v_mul(v_load(from + i), inverse));
+            sum = v_add(sum, whole);
+            v_store_bytes(bytes + g * FW_GROUP + i, whole);
         }
-        for (int i = 0; i < FW_GROUP; ++i) total += bytes[g * FW_GROUP + i];
-        scales[g] = scale + v_sum(poison);
-        weighted[g] = scales[g] * (float)total;
-        totals[g] = total;
+        float total = v_sum(sum), scale = v_any_nan(poison) ? NAN : top / 127.0f;
+        scales[g] = scale;
+        weighted[g] = scale * total;
+        totals[g] = total == total ? (int32_t)total : 0;
     }
 }
 

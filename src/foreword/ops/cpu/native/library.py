@@ -11,7 +11,7 @@ from functools import cache
 
 logger = logging.getLogger("foreword")
 
-VERSION = 3
+VERSION = 4
 """Of the interface: FW_VERSION."""
 
 MODULE = "foreword.ops.cpu.native._kernels"
@@ -67,6 +67,7 @@ class KV(ctypes.Structure):
 class Batch(ctypes.Structure):
     _fields_ = (
         ("attention", POINTER(Attention)), ("slots", c_void_p), ("kv", POINTER(KV)), ("hidden", c_void_p),
+        ("outputs", c_void_p), ("num_outputs", c_int32),
     )  # fmt: skip
 
 

@@ -5,6 +5,9 @@ typedef __m256i vi;
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* Keep a running sum in its register: without this gcc makes all products first, and spills them. */
+#define KEEP(x) __asm__("" : "+x"(x))
+
 INLINE vf v_load(const float *p) { return _mm256_loadu_ps(p); }
 INLINE void v_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
 INLINE vf v_set(float x) { return _mm256_set1_ps(x); }
@@ -13,6 +16,17 @@ INLINE vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 INLINE vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INLINE vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 INLINE vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+/* sums[i] += *x * factors[i], n vectors. Two of them are one block for gcc, which else loads ahead until the sums spill. */
+INLINE void v_add_products(const int n, vf *sums, const float *x, const vf *factors)
+{
+    vf factor;
+    if (n == 2)
+        __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+                : "+x"(sums[0]), "+x"(sums[1]), "=&x"(factor)
+                : "m"(*x), "x"(factors[0]), "x"(factors[1]));
+    else
+        for (int i = 0; i < n; ++i) sums[i] = v_fma(v_set(*x), factors[i], sums[i]);
+}
 /* A NaN in the second operand comes through. */
 INLINE vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
@@ -22,9 +36,9 @@ INLINE vf v_zero_below(vf x, vf limit, vf y) /* y, and 0 where x < limit */
 {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y);
 }
-INLINE vf v_power_of_two(vf whole) /* 2^whole, -127 < whole < 128 */
+INLINE vf v_scale(vf x, vf whole) /* x * 2^whole, which has to be a normal number */
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23)));
 }
 INLINE float v_sum(vf a)
 {
@@ -59,7 +73,6 @@ INLINE void v_store_bytes(int8_t *p, vf x)
 enum { ROWS_QUANTISED = 4, ROWS_FLOAT = 6 };
 #define HALVES 2 /* vectors of 8 columns in a panel */
 
-#define VECTOR_REGISTER "+x"
 #define MM(operation) _mm256_##operation
 
 INLINE vi i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }

@@ -5,6 +5,8 @@ typedef __m512i vi;
 
 #define INLINE static inline __attribute__((always_inline))
 
+#define KEEP(x) __asm__("" : "+v"(x)) /* see simd_avx2.h */
+
 INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
 INLINE void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
 INLINE vf v_set(float x) { return _mm512_set1_ps(x); }
@@ -13,6 +15,10 @@ INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE void v_add_products(const int n, vf *sums, const float *x, const vf *factors) /* sums[i] += *x * factors[i] */
+{
+    for (int i = 0; i < n; ++i) sums[i] = v_fma(v_set(*x), factors[i], sums[i]);
+}
 /* A NaN in the second operand comes through. */
 INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
@@ -22,10 +28,7 @@ INLINE vf v_zero_below(vf x, vf limit, vf y) /* y, and 0 where x < limit */
 {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
-INLINE vf v_power_of_two(vf whole) /* 2^whole, -127 < whole < 128 */
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23));
-}
+INLINE vf v_scale(vf x, vf whole) { return _mm512_scalef_ps(x, whole); } /* x * 2^whole */
 INLINE float v_sum(vf a) { return _mm512_reduce_add_ps(a); }
 INLINE float v_largest(vf a) { return _mm512_reduce_max_ps(a); }
 INLINE vf v_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -47,7 +50,6 @@ INLINE void v_store_bytes(int8_t *p, vf x)
 enum { ROWS_QUANTISED = 8, ROWS_FLOAT = 12 };
 #define HALVES 1
 
-#define VECTOR_REGISTER "+v"
 #define MM(operation) _mm512_##operation
 
 INLINE vi i_load(const void *p) { return _mm512_loadu_si512(p); }

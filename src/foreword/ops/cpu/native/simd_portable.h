@@ -20,6 +20,10 @@ INLINE vf v_mul(vf a, vf b) { return a * b; }
 INLINE vf v_div(vf a, vf b) { return a / b; }
 INLINE vf v_fma(vf a, vf b, vf c) { return a * b + c; }
 INLINE vf v_choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE void v_add_products(const int n, vf *sums, const float *x, const vf *factors) /* sums[i] += *x * factors[i] */
+{
+    for (int i = 0; i < n; ++i) sums[i] = v_fma(v_set(*x), factors[i], sums[i]);
+}
 /* A NaN in the second operand comes through. */
 INLINE vf v_max(vf a, vf b) { return v_choose(a > b, a, b); }
 INLINE vf v_min(vf a, vf b) { return v_choose(a < b, a, b); }
@@ -30,11 +34,11 @@ INLINE vf v_round(vf a) /* to the nearest whole number, |a| < 2^22 */
     return (a + shift) - shift;
 }
 INLINE vf v_zero_below(vf x, vf limit, vf y) { return v_choose(x < limit, v_set(0), y); }
-INLINE vf v_power_of_two(vf whole)
+INLINE vf v_scale(vf x, vf whole) /* x * 2^whole, which has to be a normal number */
 {
     vi exponent;
     for (int i = 0; i < W; ++i) exponent[i] = whole[i] == whole[i] ? (int32_t)whole[i] : 0;
-    return (vf)((exponent + 127) << 23);
+    return (vf)((vi)x + exponent * (1 << 23));
 }
 INLINE float v_sum(vf a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
 INLINE float v_largest(vf a)
