@@ -79,8 +79,8 @@ class Bench:
     def step(
         self, parts: Iterable[tuple[Tracked, Sequence[int]]], outputs: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """One forward pass over new tokens of several sequences; per part the logits ``[tokens, vocab]``. With ``outputs``
-        only those of these rows of the batch, ``[outputs, vocab]``."""
+        """One forward pass over new tokens of several sequences; per part the logits ``[tokens, vocab]``. Given
+        ``outputs``, only those of these rows of the batch, ``[outputs, vocab]``."""
         ids, positions, slots, attention = [], [], [], []
         for sequence, tokens in parts:
             begin, end = sequence.computed, sequence.computed + len(tokens)

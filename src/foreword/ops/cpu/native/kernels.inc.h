@@ -144,6 +144,7 @@ typedef struct {
     int32_t rows;
     float *out;
     int accumulate;
+    int64_t ahead; /* 256ths of a byte of the next panel, per group of a row and vector of columns */
 } product;
 
 /* Add the bias or the residual, and cut what lies beyond the last output. */
@@ -174,10 +175,8 @@ INLINE void tile_quantised(const int kind, const int mr, const int first, const 
     const char *start = (const char *)p->linear->panels + (int64_t)panel * fw_panel_bytes(kind, k);
     const uint16_t *scales = (const uint16_t *)start;
     const uint8_t *body = (const uint8_t *)(start + fw_header_bytes(kind, k));
-    /* Memory sets the pace while a panel comes in, so it comes in while the one before is computed: every group of every
-     * tile asks for an equal share of the next panel. */
-    const int64_t share = fw_panel_bytes(kind, k) * mr * halves / ((int64_t)p->rows * HALVES * groups);
-    const char *next = start + fw_panel_bytes(kind, k) + share * groups * (row * HALVES / (mr * halves) + first);
+    const int64_t share = p->ahead * mr * halves >> 8; /* bytes of the next panel that each group asks for */
+    const char *next = start + fw_panel_bytes(kind, k) + ((p->ahead * (row * HALVES + first * mr) >> 8) * groups);
     const int8_t *x[ROWS_QUANTISED];
     const float *row_scales[ROWS_QUANTISED];
     vf acc[ROWS_QUANTISED][HALVES];
@@ -295,7 +294,11 @@ PANELS(panels_bf16, ROWS_FLOAT, CASES_FLOAT(FW_BF16))
 static void linear(const fw_linear *weight, const void *act, int64_t stride, int32_t rows, int32_t begin, int32_t end,
                    float *out, int accumulate)
 {
-    product p = {weight, act, stride, rows, out, accumulate};
+    product p = {weight, act, stride, rows, out, accumulate, 0};
+    /* Memory sets the pace while a panel comes in, so it comes in while the one before is computed: every group of every
+     * tile asks for an equal share of it. */
+    if (weight->kind == FW_Q4 || weight->kind == FW_Q8)
+        p.ahead = 256 * fw_panel_bytes(weight->kind, weight->k) / ((int64_t)rows * HALVES * (weight->k / FW_GROUP));
     switch (weight->kind) {
     case FW_Q4: panels_q4(p, rows, begin, end); break;
     case FW_Q8: panels_q8(p, rows, begin, end); break;
