@@ -18,6 +18,8 @@ from foreword.text.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from foreword.ops.protocol import Quantization
+
 FORMAT_VERSION = 2
 """Raise it when what is written changes: older conversions are then made anew."""
 
@@ -43,8 +45,11 @@ _OTHER_NAMES = {
     "output.weight": "lm_head.weight",
 }
 
-KEPT_TYPES = {"Q4_1": ".q4_1", "Q8_0": ".q8_0"}
-"""Suffix of the blocks kept beside the bfloat16 weights, for quantised engines, by their GGUF type."""
+BLOCK_SUFFIXES: dict[Quantization, str] = {"int4": ".q4_1", "int8": ".q8_0"}
+"""Of tensors that hold a weight's blocks as the file had them, beside the bfloat16 weight."""
+
+KEPT_TYPES = {"Q4_1": BLOCK_SUFFIXES["int4"], "Q8_0": BLOCK_SUFFIXES["int8"]}
+"""The GGUF types of such blocks."""
 
 Progress = Callable[[Iterator[Any], int], Iterator[Any]]
 """Wraps an iterator of known length, for example to show a bar."""

@@ -13,6 +13,7 @@ import torch
 from foreword.core.errors import ModelLoadError
 from foreword.model.config import ModelConfig
 from foreword.model.decoder import Decoder
+from foreword.model.gguf import BLOCK_SUFFIXES
 from foreword.model.rotary import RotaryTables
 from foreword.ops.protocol import AttentionSpec, LayerWeights, QuantizedWeight
 from foreword.ops.quantize import BLOCK_BYTES, GROUP, joined, quantize
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_BLOCKS: dict[str, Quantization] = {".q4_1": "int4", ".q8_0": "int8"}
-"""Suffixes of tensors that hold a weight's blocks as a GGUF file had them; see :mod:`foreword.model.gguf`."""
 
 
 def load_model(
@@ -68,7 +67,7 @@ def stored_quantization(directory: Path) -> Quantization | None:
         ModelLoadError: a file is missing or unreadable.
     """
     names = [name for file in _files(directory) for name in _open(file).keys()]  # noqa: SIM118 - not a mapping
-    counts = {scheme: sum(name.endswith(suffix) for name in names) for suffix, scheme in _BLOCKS.items()}
+    counts = {scheme: sum(name.endswith(suffix) for name in names) for scheme, suffix in BLOCK_SUFFIXES.items()}
     most = max(counts, key=lambda scheme: counts[scheme])
     return most if counts[most] else None
 
@@ -191,16 +190,16 @@ class _Weights:
 
     def _blocks(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight | None:
         """The weight's blocks as the GGUF file had them, if it had them in that scheme."""
-        for suffix, held in _BLOCKS.items():
-            if held == scheme and name + suffix in self._places:
-                file, handle = self._places[name + suffix]
-                blocks: Tensor = handle.get_tensor(name + suffix)
-                wanted = shape[0], shape[1] // GROUP * BLOCK_BYTES[scheme]
-                if blocks.shape != wanted or blocks.dtype != torch.uint8:
-                    found = f"shape {list(blocks.shape)} and dtype {blocks.dtype}"
-                    raise ModelLoadError(f"{file}: tensor {name + suffix!r} has {found}, not {list(wanted)} bytes")
-                return QuantizedWeight(scheme, blocks, shape)
-        return None
+        name += BLOCK_SUFFIXES[scheme]
+        if name not in self._places:
+            return None
+        file, handle = self._places[name]
+        blocks: Tensor = handle.get_tensor(name)
+        wanted = shape[0], shape[1] // GROUP * BLOCK_BYTES[scheme]
+        if blocks.shape != wanted or blocks.dtype != torch.uint8:
+            found = f"shape {list(blocks.shape)} and dtype {blocks.dtype}"
+            raise ModelLoadError(f"{file}: tensor {name!r} has {found}, not {list(wanted)} bytes")
+        return QuantizedWeight(scheme, blocks, shape)
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Tensor:
         """A norm's weight. With an offset it stays in float32: in bfloat16 the sum would lose the weight's bits."""
@@ -213,7 +212,7 @@ class _Weights:
     def finish(self) -> None:
         """Check that nothing that would change the results is left over."""
         for name, (file, _) in self._places.items():
-            if not name.endswith(("rotary_emb.inv_freq", *_BLOCKS)):
+            if not name.endswith(("rotary_emb.inv_freq", *BLOCK_SUFFIXES.values())):
                 raise ModelLoadError(f"{file}: tensor {name!r} is unknown to this architecture")
 
 

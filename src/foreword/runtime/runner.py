@@ -56,7 +56,9 @@ class ModelRunner:
         last, end = [], 0
         for chunk in plan.chunks:
             begin, end = end, end + len(wanted(chunk))
-            self._record_prompt_logprobs(chunk, hidden[begin:end])
+            top = chunk.sequence.request.params.prompt_logprobs
+            if top is not None:
+                self._record_prompt_logprobs(chunk, top, hidden[begin:end])
             if chunk.is_last:
                 last.append((chunk.sequence, end - 1))
         if not last:
@@ -86,10 +88,10 @@ class ModelRunner:
         except Exception as error:  # one request's trouble is not its neighbours'
             return Sample(sequence, index, error=error)
 
-    def _record_prompt_logprobs(self, chunk: Chunk, hidden: Tensor) -> None:
+    def _record_prompt_logprobs(self, chunk: Chunk, top: int, hidden: Tensor) -> None:
         """``hidden``: of the positions that are :func:`foreword.runtime.batch.wanted`."""
-        sequence, top = chunk.sequence, chunk.sequence.request.params.prompt_logprobs
-        if top is None or sequence.reads_cache:
+        sequence = chunk.sequence
+        if sequence.reads_cache:  # they are all known
             return
         targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt)]
         for done in range(0, len(targets), _LOGIT_ROWS):
