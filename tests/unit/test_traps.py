@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreword import Engine
+from foreword import Engine, SamplingParams
 from foreword.engine.request_state import RequestState
 from support import TINY_BOS, assert_idle, assert_same_bits, cold, generate_recorded, random_ids
 
@@ -86,13 +86,26 @@ def test_prompt_logprobs_of_a_prompt_preempted_half_way(tiny: TinyEngine) -> Non
     options = {**GREEDY, "prompt_logprobs": 1}
     expected = tiny(max_num_batched_tokens=512).generate(prompt, **options)
     engine = tiny(blocks=8, max_num_batched_tokens=3)
-    grower = engine.stream(random_ids(13, 30), **{**GREEDY, "max_tokens": 60})
-    next(grower)
-    output = engine.generate(prompt, **options)
+    grower = SamplingParams(**{**GREEDY, "max_tokens": 60})
+    _, output = engine.generate([random_ids(13, 30), prompt], [grower, SamplingParams(**options)])
     assert output.usage.num_preemptions > 0
     assert output.prompt_logprobs == expected.prompt_logprobs
     assert output.token_ids == expected.token_ids
-    grower.close()
+
+
+def test_prompt_logprobs_between_plain_requests(tiny: TinyEngine) -> None:
+    """In steps that many requests share, each gets its own rows of logits (TRAPS 2)."""
+    prompts = [random_ids(21 + i, length) for i, length in enumerate((33, 70, 5, 18, 1, 40))]
+    options = [{**GREEDY, "prompt_logprobs": 1} if i % 2 else GREEDY for i in range(len(prompts))]
+    engine = tiny(max_num_batched_tokens=512)
+    alone = [engine.generate(prompt, **each) for prompt, each in zip(prompts, options, strict=True)]
+    for budget in (512, 40, 7):
+        engine = tiny(max_num_batched_tokens=budget)
+        engine.reset_prefix_cache()
+        together = engine.generate(prompts, [SamplingParams(**each) for each in options])
+        for found, expected in zip(together, alone, strict=True):
+            assert found.token_ids == expected.token_ids
+            assert found.prompt_logprobs == expected.prompt_logprobs
 
 
 def test_a_prompt_counts_once_however_many_completions_wait(tiny: TinyEngine) -> None:

@@ -70,7 +70,7 @@ class Decoder:
             rope = self.config.ropes[number]
             attended = self._attention(layer, hidden, batch, layers[number], rotations[rope] if rope else None)
             hidden = hidden + attended
-            if layer is self.layers[-1]:
+            if number == len(self.layers) - 1 and len(batch.outputs) < len(hidden):
                 hidden = self._padded(hidden[batch.outputs])
             hidden = hidden + self._mlp(layer, hidden)
         return self._norm(hidden, self._final_norm)[: len(batch.outputs)]

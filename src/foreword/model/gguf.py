@@ -49,7 +49,7 @@ BLOCK_SUFFIXES: dict[Quantization, str] = {"int4": ".q4_1", "int8": ".q8_0"}
 """Of tensors that hold a weight's blocks as the file had them, beside the bfloat16 weight."""
 
 KEPT_TYPES = {"Q4_1": BLOCK_SUFFIXES["int4"], "Q8_0": BLOCK_SUFFIXES["int8"]}
-"""The GGUF types of such blocks."""
+"""Their suffixes by the GGUF type of the blocks."""
 
 Progress = Callable[[Iterator[Any], int], Iterator[Any]]
 """Wraps an iterator of known length, for example to show a bar."""

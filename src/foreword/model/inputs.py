@@ -18,8 +18,8 @@ class ForwardBatch:
         positions: ``[N]`` int32, counted from 0 in each sequence.
         slot_mapping: ``[T]`` int32, where each token's KV is written.
         attention: the backend's plan (see :meth:`foreword.ops.protocol.Ops.plan_attention`).
-        outputs: ``[R]`` int32, the rows whose hidden states are wanted, ascending. Of the others the last layer
-            computes keys and values alone.
+        outputs: ``[R]`` int32, the rows whose hidden states are wanted, strictly ascending. The last layer's MLP is
+            computed for these alone.
     """
 
     token_ids: Tensor

@@ -180,9 +180,9 @@ class Ops(Protocol):
         """Measure what plans are weighed by, in a few milliseconds, or read what ``directory`` keeps of the last time.
         Changes no result, only the time."""
 
-    def argmax(self, logits: Tensor) -> list[int]:
-        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; -1 where a NaN is, or
-        where the largest is infinite."""
+    def argmax(self, logits: Tensor) -> list[int | None]:
+        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; None where a NaN is or
+        the largest is infinite."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension, statistics in float32. ``x [..., D]``, ``weight [D]``."""

@@ -28,7 +28,7 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
         sequences.append(
             AttentionSequence(len(token_ids), chunk.length, chunk.end, slot_runs(held, chunk.end, block_size))
         )
-        outputs += (len(token_ids) + p - chunk.start for p in wanted(chunk))
+        outputs += (len(token_ids) + p - chunk.start for p in wanted_positions(chunk))
         token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
         positions += range(chunk.start, chunk.end)
         slots += (held.blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, chunk.end))
@@ -43,13 +43,10 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
     )
 
 
-def wanted(chunk: Chunk) -> range:
+def wanted_positions(chunk: Chunk) -> range:
     """The positions of a chunk whose hidden states are needed: of its last token if a token follows, of all for prompt
     log-probabilities."""
-    sequence = chunk.sequence
-    if sequence.request.params.prompt_logprobs is not None and not sequence.reads_cache:
-        return range(chunk.start, chunk.end)
-    return range(chunk.end - chunk.is_last, chunk.end)
+    return range(chunk.end - chunk.is_last if chunk.sequence.reads_cache else chunk.start, chunk.end)
 
 
 def slot_runs(held: BlockTable, num_tokens: int, block_size: int) -> tuple[SlotRun, ...]:

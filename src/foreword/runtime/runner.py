@@ -11,7 +11,7 @@ from foreword.core.outputs import TokenLogprobs
 from foreword.kv.pool import KVPool
 from foreword.model.decoder import Decoder
 from foreword.ops.protocol import Ops
-from foreword.runtime.batch import build_batch, slot_copies, wanted
+from foreword.runtime.batch import build_batch, slot_copies, wanted_positions
 from foreword.runtime.sampler import Sampler, is_plain_greedy, logprobs
 from foreword.scheduling.scheduler import Chunk, StepPlan
 from foreword.scheduling.sequence import Sequence
@@ -51,14 +51,14 @@ class ModelRunner:
         if plan.copies:
             self.ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
         batch = build_batch(plan.chunks, self.ops, size, self._device)
+        counts = [len(wanted_positions(chunk)) for chunk in plan.chunks]
         hidden = self.model.forward(batch, self.pool.layers)  # [R, hidden]
         self.num_steps += 1
         last, end = [], 0
-        for chunk in plan.chunks:
-            begin, end = end, end + len(wanted(chunk))
-            top = chunk.sequence.request.params.prompt_logprobs
-            if top is not None:
-                self._record_prompt_logprobs(chunk, top, hidden[begin:end])
+        for chunk, count in zip(plan.chunks, counts, strict=True):
+            begin, end = end, end + count
+            if not chunk.sequence.reads_cache:
+                self._record_prompt_logprobs(chunk, hidden[begin:end])
             if chunk.is_last:
                 last.append((chunk.sequence, end - 1))
         if not last:
@@ -72,7 +72,7 @@ class ModelRunner:
         best = self.ops.argmax(logits)  # of all rows at once: what greedy requests take as it is
         samples = []
         for number, (sequence, token) in enumerate(zip(sequences, best, strict=True)):
-            if token >= 0 and is_plain_greedy(sequence):
+            if token is not None and is_plain_greedy(sequence):
                 samples.append(Sample(sequence, sequence.index, token))
                 continue
             first = sequence.index
@@ -88,11 +88,10 @@ class ModelRunner:
         except Exception as error:  # one request's trouble is not its neighbours'
             return Sample(sequence, index, error=error)
 
-    def _record_prompt_logprobs(self, chunk: Chunk, top: int, hidden: Tensor) -> None:
-        """``hidden``: of the positions that are :func:`foreword.runtime.batch.wanted`."""
-        sequence = chunk.sequence
-        if sequence.reads_cache:  # they are all known
-            return
+    def _record_prompt_logprobs(self, chunk: Chunk, hidden: Tensor) -> None:
+        """``hidden``: of all the chunk's tokens."""
+        sequence, top = chunk.sequence, chunk.sequence.request.params.prompt_logprobs
+        assert top is not None
         targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt)]
         for done in range(0, len(targets), _LOGIT_ROWS):
             part = targets[done : done + _LOGIT_ROWS]

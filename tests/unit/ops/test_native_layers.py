@@ -75,10 +75,14 @@ def test_native_primitives_compose_to_the_fused_layers(kernels: str, checkpoints
 
 
 @pytest.mark.parametrize("kernels", ["torch", *native_kernels()])
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_rows_that_are_not_wanted_change_no_bit(kernels: str, case: Case, checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("threads", "scheme"), [(1, None), (2, "int8"), (3, "int4")])
+@pytest.mark.parametrize("name", ["llama-biased", "gemma2", "qwen3"])
+def test_rows_that_are_not_wanted_change_no_bit(
+    kernels: str, name: str, threads: int, scheme: Any, checkpoints: dict[str, Path]
+) -> None:
     """Whichever rows' results are asked for, they and all keys and values are those of asking for all."""
-    decoder = load(checkpoints[case.name], torch.bfloat16, kernels)
+    torch.set_num_threads(threads)
+    decoder = load(checkpoints[name], torch.bfloat16, kernels, scheme)
     bench = Bench(decoder)
     first, second = bench.sequence(60), bench.sequence(60)
     expected = torch.cat(bench.step([(first, TOKENS[:40]), (second, TOKENS[40:50])]))

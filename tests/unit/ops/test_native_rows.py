@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foreword.ops.cpu import CpuOps
+from foreword.ops import create_ops
 from foreword.ops.cpu.native import NativeOps
 from foreword.ops.protocol import KVLayer, SlotCopy
 from support import native_kernels
 
 HEADS, SLOTS, DIM = 2, 64, 48
 paths = pytest.mark.parametrize("kernels", native_kernels())
+with_torch = pytest.mark.parametrize("kernels", ["torch", *native_kernels()])
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
@@ -104,10 +105,10 @@ def test_copies_hold_the_same_bits_and_touch_nothing_else(
         assert torch.equal(pool[layer], packed(key[layer], value[layer]))
 
 
-@paths
+@with_torch
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 15, 16, 17, 31, 33, 260, 49152])
 def test_the_largest_logit_is_found_wherever_it_is(kernels: str, width: int) -> None:
-    ops = NativeOps(torch.float32, kernels, num_threads=1)
+    ops = create_ops("cpu", torch.float32, kernels)
     row = torch.randn(width, generator=torch.Generator().manual_seed(1))
     places = range(width) if width < 300 else [0, 1, 8, 4095, width - 9, width - 1]
     rows = row.repeat(len(places), 1)
@@ -116,9 +117,9 @@ def test_the_largest_logit_is_found_wherever_it_is(kernels: str, width: int) -> 
     assert ops.argmax(-rows.abs() - 1) == (-rows.abs() - 1).argmax(1).tolist()
 
 
-@paths
+@with_torch
 def test_of_equal_logits_the_first_is_chosen(kernels: str) -> None:
-    ops = NativeOps(torch.float32, kernels, num_threads=1)
+    ops = create_ops("cpu", torch.float32, kernels)
     for width in (5, 40, 1000):
         for first in range(0, width, max(1, width // 20)):
             row = torch.full((1, width), -2.0)
@@ -128,21 +129,21 @@ def test_of_equal_logits_the_first_is_chosen(kernels: str) -> None:
     assert ops.argmax(torch.zeros(3, 21)) == [0, 0, 0]
 
 
-@paths
+@with_torch
 @pytest.mark.parametrize("width", [3, 16, 37, 500])
 def test_a_nan_or_an_infinite_maximum_is_no_choice(kernels: str, width: int) -> None:
-    for ops in (NativeOps(torch.float32, kernels, num_threads=1), CpuOps(torch.float32)):
-        for place in range(width):
-            row = torch.randn(1, width, generator=torch.Generator().manual_seed(place))
-            best = int(row.argmax())
-            if place != best:
-                row[0, place] = -math.inf
-                assert ops.argmax(row) == [best]
-            for value in (math.nan, math.inf):
-                row[0, place] = value
-                assert ops.argmax(row) == [-1]
-            lone = torch.full((1, width), -math.inf)
-            assert ops.argmax(lone) == [-1]
-            lone[0, place] = -3e38
-            assert ops.argmax(lone) == [place]
-            assert ops.argmax(torch.cat((lone, row, lone))) == [place, -1, place]
+    ops = create_ops("cpu", torch.float32, kernels)
+    for place in range(width):
+        row = torch.randn(1, width, generator=torch.Generator().manual_seed(place))
+        best = int(row.argmax())
+        if place != best:
+            row[0, place] = -math.inf
+            assert ops.argmax(row) == [best]
+        for value in (math.nan, math.inf):
+            row[0, place] = value
+            assert ops.argmax(row) == [None]
+        lone = torch.full((1, width), -math.inf)
+        assert ops.argmax(lone) == [None]
+        lone[0, place] = -3e38
+        assert ops.argmax(lone) == [place]
+        assert ops.argmax(torch.cat((lone, row, lone))) == [place, None, place]

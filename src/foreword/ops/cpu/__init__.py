@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +83,9 @@ class CpuOps:
     def calibrate(self, shape: DecoderShape, directory: Path) -> None:
         """Its schedule has no choices to weigh."""
 
-    def argmax(self, logits: Tensor) -> list[int]:
-        best = logits.argmax(dim=1, keepdim=True)  # of a NaN, if there is one
-        return torch.where(logits.gather(1, best).isfinite(), best, -1).flatten().tolist()
+    def argmax(self, logits: Tensor) -> list[int | None]:
+        best = [int(row.argmax()) for row in logits]  # of a NaN, if there is one
+        return [token if math.isfinite(row[token]) else None for row, token in zip(logits, best, strict=True)]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.rms_norm(x, weight, eps)

@@ -140,7 +140,7 @@ class NativeOps(CpuOps):
 
     def calibrate(self, shape: DecoderShape, directory: Path) -> None:
         group = shape.num_heads // shape.num_kv_heads
-        key = f"{self.name}-{str(self.dtype).removeprefix('torch.')}-{shape.head_dim}x{group}"
+        key = f"{lib.VERSION}-{self.name}-{str(self.dtype).removeprefix('torch.')}-{shape.head_dim}x{group}"
         self._costs = measured.remembered(directory, key, lambda: measured.fit(self._seconds(group, shape.head_dim)))
 
     def _seconds(self, group: int, head_dim: int) -> Callable[[int, int], float]:
@@ -157,12 +157,12 @@ class NativeOps(CpuOps):
 
         return seconds
 
-    def argmax(self, logits: Tensor) -> list[int]:
+    def argmax(self, logits: Tensor) -> list[int | None]:
         chosen = np.empty(len(logits), dtype=np.int32)
         self._kernels.library.fw_argmax(
             self._kernels.context, logits.data_ptr(), logits.shape[0], logits.shape[1], chosen.ctypes.data
         )
-        return chosen.tolist()
+        return [None if token < 0 else token for token in chosen.tolist()]
 
     @staticmethod
     def _shape(num_heads: int, layer: KVLayer, scale: float = 1.0) -> lib.Model:

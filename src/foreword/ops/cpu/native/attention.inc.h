@@ -182,6 +182,13 @@ INLINE void prefetch_block(const char *block, int64_t bytes)
         }                                                                                                        \
         break
 
+/* How many of the rows that are left to take at once: the fewer there are, the longer a sum waits for its last addition. */
+INLINE int32_t rows_stacked(int32_t left)
+{
+    if (W == 16) return left >= STACK ? STACK : left >= 8 ? 8 : left >= 4 ? 4 : left;
+    return left >= 9 || left == 6 ? 6 : left == 5 ? 3 : left >= 4 ? 4 : left;
+}
+
 /* Rows [begin, end) of the stack against one tile; `last`: no other tile of the segment follows. */
 INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, int32_t begin, int32_t end, int32_t tile,
                       const int32_t *blocks, int last)
@@ -205,12 +212,15 @@ INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, in
     }
     for (int phase = 0; phase < 2; ++phase) {
         for (int32_t row = begin, step; row < end; row += step) {
-            step = end - row >= STACK ? STACK : end - row >= 4 ? 4 : end - row;
+            step = rows_stacked(end - row);
             switch (step) {
                 STACKED(1);
                 STACKED(2);
                 STACKED(3);
                 STACKED(4);
+#if W == 16
+                STACKED(8);
+#endif
                 STACKED(STACK);
             }
         }

@@ -89,7 +89,7 @@ typedef struct {
     const int32_t *slots; /* [num_tokens], where each token's KV goes */
     const fw_kv *kv;      /* [num_layers] */
     float *hidden;        /* [num_tokens, hidden]: embeddings in, normalised hidden states of the outputs out, in front */
-    const int32_t *outputs; /* [num_outputs], rows whose hidden states are wanted, ascending */
+    const int32_t *outputs; /* [num_outputs], rows whose hidden states are wanted, strictly ascending */
     int32_t num_outputs;
 } fw_batch;
 

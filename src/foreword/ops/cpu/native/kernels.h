@@ -20,7 +20,7 @@ typedef struct {
     /* out[r][j] (+)= row r . output j for panels [begin, end); act rows are `stride` bytes apart, out rows n floats. */
     void (*linear)(const fw_linear *, const void *act, int64_t stride, int32_t rows, int32_t begin, int32_t end,
                    float *out, int accumulate);
-    /* All segments of a task for one KV head; scratch has attend_scratch() floats. */
+    /* All segments of a task for one KV head; scratch has fw_attend_scratch() floats. */
     void (*attend)(const fw_model *, const fw_layer *, const fw_attention *, const fw_task *, int32_t kv_head,
                    const fw_kv *, const float *query, int64_t query_stride, float *out, float *parts, float *scratch);
     /* Merge the parts of a split row for one KV head; as attend does, tile by tile. */

@@ -1,7 +1,7 @@
 /* The kernels, in terms of one simd_*.h. Included once per instruction set, with NAME defined. */
 
 /* Relative error below 2e-7; 1 at 0, 0 below -87.3, no larger above 88.37; a NaN stays one. The argument is reduced as in
- * Cephes' expf, the polynomial is the best of its degree between -ln(2)/2 and ln(2)/2. */
+ * Cephes' expf, the polynomial is the best of its degree, of those that are 1 at 0, between -ln(2)/2 and ln(2)/2. */
 INLINE vf v_exp(vf x)
 {
     const vf lowest = v_set(-87.3f);
@@ -144,7 +144,7 @@ typedef struct {
     int32_t rows;
     float *out;
     int accumulate;
-    int64_t ahead; /* 256ths of a byte of the next panel, per group of a row and vector of columns */
+    int64_t ahead_256ths; /* bytes of the next panel times 256, per group of a row and a vector of columns */
 } product;
 
 /* Add the bias or the residual, and cut what lies beyond the last output. */
@@ -175,8 +175,8 @@ INLINE void tile_quantised(const int kind, const int mr, const int first, const 
     const char *start = (const char *)p->linear->panels + (int64_t)panel * fw_panel_bytes(kind, k);
     const uint16_t *scales = (const uint16_t *)start;
     const uint8_t *body = (const uint8_t *)(start + fw_header_bytes(kind, k));
-    const int64_t share = p->ahead * mr * halves >> 8; /* bytes of the next panel that each group asks for */
-    const char *next = start + fw_panel_bytes(kind, k) + ((p->ahead * (row * HALVES + first * mr) >> 8) * groups);
+    const int64_t share = p->ahead_256ths * mr * halves >> 8; /* bytes of the next panel that each group asks for */
+    const char *next = start + fw_panel_bytes(kind, k) + ((p->ahead_256ths * (row * HALVES + first * mr) >> 8) * groups);
     const int8_t *x[ROWS_QUANTISED];
     const float *row_scales[ROWS_QUANTISED];
     vf acc[ROWS_QUANTISED][HALVES];
@@ -298,7 +298,7 @@ static void linear(const fw_linear *weight, const void *act, int64_t stride, int
     /* Memory sets the pace while a panel comes in, so it comes in while the one before is computed: every group of every
      * tile asks for an equal share of it. */
     if (weight->kind == FW_Q4 || weight->kind == FW_Q8)
-        p.ahead = 256 * fw_panel_bytes(weight->kind, weight->k) / ((int64_t)rows * HALVES * (weight->k / FW_GROUP));
+        p.ahead_256ths = 256 * fw_panel_bytes(weight->kind, weight->k) / ((int64_t)rows * HALVES * (weight->k / FW_GROUP));
     switch (weight->kind) {
     case FW_Q4: panels_q4(p, rows, begin, end); break;
     case FW_Q8: panels_q8(p, rows, begin, end); break;

@@ -22,7 +22,7 @@ INLINE void v_add_products(const int n, vf *sums, const float *x, const vf *fact
     vf factor;
     if (n == 2)
         __asm__("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
-                : "+x"(sums[0]), "+x"(sums[1]), "=&x"(factor)
+                : "+&x"(sums[0]), "+x"(sums[1]), "=&x"(factor)
                 : "m"(*x), "x"(factors[0]), "x"(factors[1]));
     else
         for (int i = 0; i < n; ++i) sums[i] = v_fma(v_set(*x), factors[i], sums[i]);
@@ -60,7 +60,7 @@ INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
     return _mm256_castsi256_ps(odd ? _mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(raw, 16));
 }
 INLINE int v_any_nan(vf a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
-/* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
+/* Whole numbers, -127 .. 127, as bytes. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {
     __m256i whole = _mm256_cvtps_epi32(x);

@@ -39,7 +39,7 @@ INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
     return _mm512_castsi512_ps(odd ? _mm512_and_si512(raw, _mm512_set1_epi32((int)0xffff0000)) : _mm512_slli_epi32(raw, 16));
 }
 INLINE int v_any_nan(vf a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
-/* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
+/* Whole numbers, -127 .. 127, as bytes. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)
 {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));

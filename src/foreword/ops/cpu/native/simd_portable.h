@@ -78,10 +78,9 @@ INLINE int v_any_nan(vf a)
     for (int i = 0; i < W; ++i) any |= a[i] != a[i];
     return any;
 }
-/* Rounds to bytes: -127 .. 127. What a NaN becomes does not matter: its group's scale is NaN. */
-INLINE void v_store_bytes(int8_t *p, vf x)
+/* Whole numbers, -127 .. 127, as bytes. What a NaN becomes does not matter: its group's scale is NaN. */
+INLINE void v_store_bytes(int8_t *p, vf whole)
 {
-    vf whole = v_round(x);
     for (int i = 0; i < W; ++i) p[i] = whole[i] == whole[i] ? (int8_t)whole[i] : 0;
 }
 
