@@ -181,8 +181,8 @@ class Ops(Protocol):
         Changes no result, only the time."""
 
     def argmax(self, logits: Tensor) -> list[int | None]:
-        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; None where a NaN is or
-        the largest is infinite."""
+        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; None where a NaN is
+        or the largest is infinite."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension, statistics in float32. ``x [..., D]``, ``weight [D]``."""
