@@ -12,8 +12,9 @@ KERNELS := $(wildcard src/foreword/ops/cpu/native/*.[ch])
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
 
+# several processes with one thread each: two with all threads each would wait for one another
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

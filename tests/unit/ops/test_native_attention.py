@@ -202,3 +202,21 @@ def test_scores_far_apart_neither_overflow_nor_vanish(kernels: str) -> None:
         assert torch.isfinite(found).all()
         # At such scores one unit in the last place of a score is a factor of e ** 1e-3.
         torch.testing.assert_close(found, expected, atol=1e-5 if abs(scale) < 1 else 2e-2, rtol=1e-3)
+
+
+@paths
+def test_weights_are_exponentials(kernels: str) -> None:
+    """Of two positions with scores 0 and -x the second weighs exp(-x): half of all at 0, nothing below -87.3."""
+    ops = NativeOps(torch.float32, kernels, num_threads=1)
+    scores = torch.linspace(-100, 0, 2001)
+    key, value, query = torch.zeros(2, 1, 16), torch.zeros(2, 1, 16), torch.zeros(len(scores), 1, 16)
+    key[1, 0, 3], value[1], query[:, 0, 3] = 1.0, 1.0, scores
+    layer = KVLayer(*torch.full((2, 1, BLOCK, 16), torch.nan))
+    ops.store_kv(key, value, layer, torch.arange(2, dtype=torch.int32))
+    plan = ops.plan_attention([AttentionSequence(row, 1, 2, (SlotRun(0, 2),)) for row in range(len(scores))])
+    found = ops.attention(query, layer, plan, AttentionSpec(1.0))[:, 0, 0].double()
+    expected = scores.double().exp() / (1 + scores.double().exp())
+    assert found[-1] == 0.5
+    assert (found[scores < -87.3] == 0).all()
+    seen = scores > -87.3
+    assert ((found / expected)[seen] - 1).abs().max() < 5e-7

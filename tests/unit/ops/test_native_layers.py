@@ -15,6 +15,7 @@ from equivalence.harness import Bench, load
 from equivalence.test_architectures import CASES, IDS, Case, random_model
 from foreword.core.errors import ModelLoadError
 from foreword.model.decoder import Decoder
+from foreword.ops.cpu.native.library import available
 from support import native_kernels
 
 paths = pytest.mark.parametrize("kernels", native_kernels())
@@ -107,6 +108,16 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: str, scheme: Any, ch
     assert torch.isfinite(results[0]).all()
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+def test_vector_widths_give_the_same_bits(scheme: Any, checkpoints: dict[str, Path]) -> None:
+    """AVX2 and AVX-512, with and without VNNI, as far as the processor has them."""
+    results = []
+    for kernels in (name for name in available() if name.startswith("avx")):
+        decoder = load(checkpoints["gemma2"], torch.bfloat16, kernels, scheme)
+        results.append(Bench(decoder).run(TOKENS, [100, 1, 1, 40]))
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @paths
