@@ -29,6 +29,7 @@ typedef struct {
 struct fw_pool {
     int size, active; /* threads there are, and threads of this run */
     int64_t start, alone_until; /* of this run; until when the next ones have one thread */
+    int disturbed;              /* the last run of all threads was, by other programs */
     pthread_t *threads;
     fw_job job;
     void *argument;
@@ -124,8 +125,9 @@ static void announce(fw_pool *pool)
 }
 
 /* Where other programs hold the processors, threads that wait for each other lose more than they gain: two threads and
- * one busy neighbour on two cores took six times as long as one thread. So after a run in which threads often had no
- * processor, the next ones are done by one thread for a while. No result depends on the number of threads. */
+ * one busy neighbour on two cores took six times as long as one thread. So after two runs in a row in which threads often
+ * had no processor (one may be an accident), and after one that follows a time alone, the next ones are done by one
+ * thread for a while. No result depends on the number of threads. */
 void fw_pool_run(fw_pool *pool, fw_job job, void *argument)
 {
     pool->start = clock_ns(CLOCK_MONOTONIC);
@@ -140,8 +142,10 @@ void fw_pool_run(fw_pool *pool, fw_job job, void *argument)
     announce(pool);
     take_part(pool, 0);
     const int64_t end = clock_ns(CLOCK_MONOTONIC), wall = end - pool->start;
-    if (wall > SHORT_RUN_NS && 100 * atomic_load(&pool->lost) > DISTURBED_PERCENT * pool->active * wall)
-        pool->alone_until = end + ALONE_NS;
+    if (wall < SHORT_RUN_NS) return;
+    const int disturbed = 100 * atomic_load(&pool->lost) > DISTURBED_PERCENT * pool->active * wall;
+    if (disturbed && pool->disturbed) pool->alone_until = end + ALONE_NS;
+    pool->disturbed = disturbed;
 }
 
 int fw_pool_size(const fw_pool *pool) { return pool->size; }
