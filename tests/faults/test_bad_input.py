@@ -110,6 +110,8 @@ def test_a_pool_without_a_block_is_refused(tiny_dir: Path) -> None:
     """KV memory for less than one block is a ModelLoadError that says how much a block takes."""
     with pytest.raises(ModelLoadError, match=r"kv_cache_memory=100 .*block"):
         Engine(str(tiny_dir), dtype="float32", kv_cache_memory=100)
+    with pytest.raises(ValueError, match=r"kv_cache_memory=\d+ .*hand out so much"):
+        Engine(str(tiny_dir), dtype="float32", kv_cache_memory=10**17)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def build(config: EngineConfig) -> EngineParts:
     num_blocks = _num_blocks(config, geometry, max_model_len)
     try:
         pool = KVPool(geometry, num_blocks, config.block_size, device)
-    except (MemoryError, RuntimeError, ValueError) as error:
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
         reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much memory ({error})")
     cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(
