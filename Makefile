@@ -36,7 +36,7 @@ $(INSTALLED): $(PYPROJECTS) $(KERNELS)
 	@echo "setting up $(VENV), 1.5 GB: some minutes the first time, for what pip has to download"
 	$(PYTHON) -m venv $(VENV)
 	@echo "1 of 2: torch"
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check $(TORCH)
 	@echo "2 of 2: Foreword with its kernels, which a C compiler builds in half a minute, the adapters and the tools"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -e integrations/langchain -e integrations/llama-index
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -e integrations/langchain -e integrations/llama-index
 	@touch $@
