@@ -113,8 +113,11 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: str, scheme: Any, ch
 @pytest.mark.parametrize("scheme", [None, "int8", "int4"])
 def test_vector_widths_give_the_same_bits(scheme: Any, checkpoints: dict[str, Path]) -> None:
     """AVX2 and AVX-512, with and without VNNI, as far as the processor has them."""
+    widths = [name for name in available() if name.startswith("avx")]
+    if len(widths) < 2:
+        pytest.skip("this processor, or this installation, has fewer than two of the kernels that are compared")
     results = []
-    for kernels in (name for name in available() if name.startswith("avx")):
+    for kernels in widths:
         decoder = load(checkpoints["gemma2"], torch.bfloat16, kernels, scheme)
         results.append(Bench(decoder).run(TOKENS, [100, 1, 1, 40]))
     assert all(torch.equal(result, results[0]) for result in results)
