@@ -16,11 +16,14 @@ if TYPE_CHECKING:
         PromptTooLongError,
         RequestFailedError,
     )
+    from foreword.core.message import AssistantMessage, MessageDelta, ToolCall, ToolCallDelta
     from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
     from foreword.core.sampling import SamplingParams
+    from foreword.core.structured import StructuredParams
     from foreword.engine.engine import Engine
     from foreword.engine.handle import EngineHandle
     from foreword.scheduling.policy import Candidate, SchedulingPolicy
+    from foreword.text.grammar import validate_structured
 
 __version__ = "0.1.0"
 
@@ -31,19 +34,26 @@ _HOMES = {
     "ModelLoadError": "core.errors",
     "PromptTooLongError": "core.errors",
     "RequestFailedError": "core.errors",
+    "AssistantMessage": "core.message",
+    "MessageDelta": "core.message",
+    "ToolCall": "core.message",
+    "ToolCallDelta": "core.message",
     "CompletionOutput": "core.outputs",
     "EngineStats": "core.outputs",
     "OutputChunk": "core.outputs",
     "RequestOutput": "core.outputs",
     "Usage": "core.outputs",
     "SamplingParams": "core.sampling",
+    "StructuredParams": "core.structured",
     "Engine": "engine.engine",
     "EngineHandle": "engine.handle",
     "Candidate": "scheduling.policy",
     "SchedulingPolicy": "scheduling.policy",
+    "validate_structured": "text.grammar",
 }
 
 __all__ = [
+    "AssistantMessage",
     "Candidate",
     "CompletionOutput",
     "Engine",
@@ -52,6 +62,7 @@ __all__ = [
     "EngineHandle",
     "EngineStats",
     "ForewordError",
+    "MessageDelta",
     "ModelLoadError",
     "OutputChunk",
     "PromptTooLongError",
@@ -59,8 +70,12 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SchedulingPolicy",
+    "StructuredParams",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "__version__",
+    "validate_structured",
 ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foreword.core.errors import RequestFailedError
+from foreword.core.message import AssistantMessage, MessageDelta
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenLogprobs = dict[int, float]
@@ -60,6 +61,7 @@ class CompletionOutput:
         stop_reason: the stop string or stop token id that ended it; None at an end-of-sequence token.
         logprobs: per generated token, the log-probabilities asked for; None if none were.
         error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause.
+        message: of a chat, the answer taken apart into content, reasoning and tool calls; None for other prompts.
     """
 
     index: int
@@ -69,11 +71,12 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: RequestFailedError | None = None
+    message: AssistantMessage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The finished request. ``text``, ``token_ids`` and their like are those of ``outputs[0]``.
+    """The finished request. ``text``, ``message`` and their like are those of ``outputs[0]``.
 
     Attributes:
         prompt_logprobs: per prompt token, the log-probabilities asked for; the first entry is None.
@@ -88,6 +91,10 @@ class RequestOutput:
     @property
     def text(self) -> str:
         return self.outputs[0].text
+
+    @property
+    def message(self) -> AssistantMessage | None:
+        return self.outputs[0].message
 
     @property
     def token_ids(self) -> list[int]:
@@ -120,6 +127,7 @@ class OutputChunk:
         token_ids: new tokens.
         finish_reason: set on the last chunk of each completion.
         output: the whole request, on the very last chunk only.
+        delta: of a chat, what the chunk adds to the answer's parts; ``text`` holds all of it as the model wrote it.
     """
 
     request_id: str
@@ -130,6 +138,7 @@ class OutputChunk:
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     output: RequestOutput | None = None
+    delta: MessageDelta | None = None
 
     @property
     def usage(self) -> Usage | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foreword.core.structured import StructuredParams
 from foreword.core.validation import reject
 
 
@@ -34,6 +35,9 @@ class SamplingParams:
         n: independent completions of one prompt, at most 128; they share its KV blocks.
         logit_bias: added to the logits of the given token ids, in [-100, 100].
         priority: smaller runs first under the ``priority`` policy and is preempted last.
+        structured: what the output must look like, as :class:`StructuredParams` or a mapping of its fields. It is
+            enforced on every token; a penalty or bias cannot break it, ``stop`` and ``max_tokens`` cut it short.
+        cache_salt: requests share cached KV only with those of the same salt, e.g. a tenant's; None is a salt too.
 
     Raises:
         ValueError: a value is out of range; the message names the field.
@@ -58,6 +62,8 @@ class SamplingParams:
     n: int = 1
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     priority: int = 0
+    structured: StructuredParams | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _items("stop", self.stop)
@@ -66,6 +72,7 @@ class SamplingParams:
         if not isinstance(self.logit_bias, Mapping | None):
             reject("logit_bias", self.logit_bias, "give a mapping from token ids to numbers")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        object.__setattr__(self, "structured", StructuredParams.build(self.structured))
         self._check()
 
     def _check(self) -> None:
@@ -94,6 +101,8 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0)
             _number("logit_bias", bias, -100.0, 100.0)
+        if not isinstance(self.cache_salt, str | None) or self.cache_salt == "":
+            reject("cache_salt", self.cache_salt, "give a non-empty string, or None")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             reject("min_tokens", self.min_tokens, f"give at most max_tokens={self.max_tokens}")
 
