@@ -1,16 +1,22 @@
-"""Chat templates, and fitting messages to what a template can express."""
+"""Chat templates: what they can express, and conversations as the text that a model reads."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-Message = Mapping[str, Any]
+from foreword.core.validation import reject
+from foreword.text.fit import ROLES, Message, check_messages, fit_messages, has_tool_turns, text_parts
+from foreword.text.tools.base import ToolFormat
+from foreword.text.tools.canonical import canonical_tools
+from foreword.text.tools.formats import recognise
+from foreword.text.tools.probe import ToolTurns, tool_turns
 
+__all__ = ["ROLES", "Abilities", "ChatTemplate", "Message", "check_messages", "fit_messages", "render_chat"]
+
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _PLAIN = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
@@ -59,6 +65,7 @@ class ChatTemplate:
         self._variables = dict(special_tokens or {})
         self._template = _compile(source)
         self._tool_template = _compile(tool_source) if tool_source else self._template
+        self._tool_turns: dict[bool, ToolTurns] = {}
 
     @classmethod
     def plain(cls) -> ChatTemplate:
@@ -74,17 +81,24 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the text the model reads. ``tools`` are JSON-schema function descriptions.
+        """The conversation as the text the model reads.
+
+        Args:
+            tools: JSON-schema function descriptions.
+            options: further variables of the template, such as ``enable_thinking``.
 
         Raises:
-            ValueError: the template refuses the messages, or cannot express them; with its own reason.
+            ValueError: the template refuses the messages, or cannot express them; with its own reason. Or an option
+                has the name of another argument.
         """
         template = self._tool_template if tools else self._template
-        variables = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None}
+        variables: dict[str, Any] = {"documents": None} | _checked_options(options)
+        variables |= {"messages": list(messages), "tools": list(tools) if tools else None}
         try:
             # A template is a program by someone else: whatever it raises is about these messages.
-            text: str = template.render(**self._variables, **variables, add_generation_prompt=add_generation_prompt)
+            text: str = template.render(self._variables | variables, add_generation_prompt=add_generation_prompt)
             return text
         except Exception as error:
             raise ValueError(f"the model's chat template cannot express these messages: {error}") from error
@@ -105,9 +119,22 @@ class ChatTemplate:
             text_content=text_content,
         )
 
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """The format of tool calls that the template speaks; a generic one if it speaks none."""
+        return recognise(self)
+
+    def tool_turns(self, with_tools: bool) -> ToolTurns:
+        """How the template takes earlier calls and results, ``with_tools`` on offer or without."""
+        if with_tools not in self._tool_turns:
+            self._tool_turns[with_tools] = tool_turns(self, with_tools)
+        return self._tool_turns[with_tools]
+
     def _expresses(self, *turns: tuple[str, str], parts: bool = False) -> bool:
         """Whether every turn's content is found in the rendered text."""
-        messages: list[Message] = [{"role": role, "content": _parts(text) if parts else text} for role, text in turns]
+        messages: list[Message] = [
+            {"role": role, "content": text_parts(text) if parts else text} for role, text in turns
+        ]
         try:
             rendered = self.render(messages)
         except ValueError:
@@ -132,135 +159,55 @@ class ChatTemplate:
         return False
 
 
-def fit_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
-    """``messages`` brought into a form that ``template`` expresses without losing anything.
+def render_chat(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    canonical: bool = True,
+    template_options: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a conversation, its messages fitted to ``template``.
 
-    - content given as text parts becomes one string; ``developer`` counts as ``system``;
-    - a system message is folded into the user message that follows where the template has no place for it;
-    - tool messages and tool calls become plain user and assistant text where the template does not know them;
-    - consecutive messages of one role are merged, with a blank line between them;
-    - a conversation that the assistant opens gets an empty user turn before it, if the template insists on one.
+    Where the template has no section for tools, they are described at the end of the system prompt.
 
-    Raises:
-        ValueError: no messages, or one without role or content, with an unknown role or with a part that is no text.
-    """
-    can = template.abilities
-    fitted = check_messages(messages)
-    fitted = [_without_tools(message, can) for message in fitted]
-    fitted = _merge(_fold_system(_merge(fitted), can))
-    first = 1 if fitted[0]["role"] == "system" else 0
-    if not can.assistant_first and len(fitted) > first and fitted[first]["role"] == "assistant":
-        fitted.insert(first, {"role": "user", "content": ""})
-    if not can.text_content:
-        fitted = [message | {"content": _parts(message["content"])} for message in fitted]
-    return fitted
-
-
-def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of ``messages`` with content as text.
+    Args:
+        tools: OpenAI-style function definitions.
+        canonical: sort the tools by name and the keys of their definitions, so that equal tools give equal text.
+        template_options: further variables of the template.
 
     Raises:
-        ValueError: as in :func:`fit_messages`.
+        ValueError: a message or tool is malformed, or the template refuses the messages; says which and why.
     """
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise ValueError('messages must be a list such as [{"role": "user", "content": "Hello"}]')
-    if not messages:
-        raise ValueError("messages is empty: give at least one message with role and content")
-    return [_check(index, message) for index, message in enumerate(messages)]
+    offered: list[Any] | None = (canonical_tools(tools) if canonical else list(tools)) if tools else None
+    section = template.tool_format.section(offered) if offered else None
+    if section is not None:
+        messages, offered = _with_section(check_messages(messages), section), None
+    fitted = fit_messages(messages, template, with_tools=bool(offered))
+    try:
+        return template.render(fitted, offered, add_generation_prompt, template_options)
+    except ValueError:
+        if not has_tool_turns(fitted):
+            raise
+    # The template knows tool turns, but not in this order.
+    fitted = fit_messages(messages, template, with_tools=bool(offered), as_text=True)
+    return template.render(fitted, offered, add_generation_prompt, template_options)
 
 
-def _check(index: int, message: Message) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise ValueError(f"{where} is a {type(message).__name__}: give a mapping with role and content")
-    role = message.get("role")
-    if role is None:
-        raise ValueError(f"{where} has no role: give one of {', '.join(ROLES)}")
-    if role not in ROLES:
-        raise ValueError(f"{where} has the unknown role {role!r}: give one of {', '.join(ROLES)}")
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if content is None:
-        raise ValueError(f"{where} (role {role!r}) has no content: give a string or a list of text parts")
-    return dict(message) | {"role": "system" if role == "developer" else role, "content": _text(where, content)}
+def _with_section(messages: list[dict[str, Any]], section: str) -> list[Message]:
+    """``messages`` with ``section`` at the end of their system prompt; both are merged when they are fitted."""
+    start = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    return [*messages[:start], {"role": "system", "content": section}, *messages[start:]]
 
 
-def _text(where: str, content: Any) -> str:
-    """The text of ``content``: a string or a list of strings and text parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
-        raise ValueError(f"{where}.content is a {type(content).__name__}: give a string or a list of text parts")
-    texts = []
-    for part in content:
-        if isinstance(part, str):
-            texts.append(part)
-        elif not isinstance(part, Mapping):
-            raise ValueError(f"{where}.content holds a {type(part).__name__}: give strings or text parts")
-        elif part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type")
-            raise ValueError(
-                f'{where}.content has a part of type {kind!r}: only {{"type": "text", "text": ...}} is read'
-            )
-        else:
-            texts.append(part["text"])
-    return "".join(texts)
-
-
-def _parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _without_tools(message: dict[str, Any], can: Abilities) -> dict[str, Any]:
-    """``message`` with tool results and calls as text, where the template does not know them."""
-    if message["role"] == "tool" and not can.tool:
-        return {"role": "user", "content": message["content"]}
-    if message.get("tool_calls") and not can.tool_calls:
-        calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message["tool_calls"]]
-        return {"role": "assistant", "content": "\n".join(filter(None, [message["content"], *calls]))}
-    return message
-
-
-def _merge(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Consecutive plain messages of one role become one. Tool results stay apart: each answers its own call."""
-    merged: list[dict[str, Any]] = []
-    for message in messages:
-        last = merged[-1] if merged else None
-        if last and last["role"] == message["role"] != "tool" and not (last.keys() | message.keys()) & {"tool_calls"}:
-            merged[-1] = last | {"content": _join(last["content"], message["content"])}
-        else:
-            merged.append(message)
-    return merged
-
-
-def _fold_system(messages: list[dict[str, Any]], can: Abilities) -> list[dict[str, Any]]:
-    """System messages without a place of their own move into the user message that follows, or become one.
-
-    Each is folded forwards, never back to the start, so that the text of earlier turns (and what is cached of it)
-    stays as it was.
-    """
-    folded: list[dict[str, Any]] = []
-    pending = ""
-    can_open = can.system and (len(messages) > 1 or can.system_alone)
-    for index, message in enumerate(messages):
-        if message["role"] == "system" and not (can.late_system if index else can_open):
-            pending = _join(pending, message["content"])
-        elif pending and message["role"] == "user":
-            folded.append(message | {"content": _join(pending, message["content"])})
-            pending = ""
-        elif pending and message["role"] == "assistant":
-            folded += [{"role": "user", "content": pending}, message]
-            pending = ""
-        else:
-            folded.append(message)
-    if pending:
-        folded.append({"role": "user", "content": pending})
-    return folded
-
-
-def _join(first: str, second: str) -> str:
-    return f"{first}\n\n{second}" if first and second else first or second
+def _checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    if options is not None and not isinstance(options, Mapping):
+        reject("template_options", options, "give a mapping with the names of the chat template's variables")
+    for name in options or ():
+        if not isinstance(name, str) or name in _OWN_VARIABLES:
+            reject("template_options", name, "this is no variable of a template's own; give only such names")
+    return dict(options or {})
 
 
 def _compile(source: str) -> Any:
