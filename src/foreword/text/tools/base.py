@@ -66,7 +66,7 @@ class ToolFormat(ABC):
         """Lark rules with ``tool_free`` at the top: text in which well-formed calls may occur."""
 
     @abstractmethod
-    def _text_rules(self) -> str:
+    def _text_rules(self, request: GrammarRequest) -> str:
         """Lark rules with ``tool_text`` at the top: text without a call."""
 
     def section(self, tools: Sequence[Tool], parallel: bool = True) -> str | None:  # noqa: ARG002 - of those that have one
@@ -89,24 +89,19 @@ class ToolFormat(ABC):
         Raises:
             ValueError: ``choice`` is none of these, or there is no tool to call.
         """
-        parallel = parallel and self.parallel
+        request = GrammarRequest(tools, parallel and self.parallel, literal, json)
         if choice == "none" or (choice == "auto" and not tools):
-            return f"answer: {answer}\n" if answer else "answer: tool_text\n" + self._text_rules()
+            return f"answer: {answer}\n" if answer else "answer: tool_text\n" + self._text_rules(request)
         if choice == "auto":
-            request = GrammarRequest(tools, parallel, literal, json)
             if answer is None:
                 return "answer: tool_free\n" + self._free_rules(request)
-            return f"answer: tool_calls | ({answer})\n" + self._answer_rules(request)
+            return f"answer: tool_calls | ({answer})\n" + self._calls_rules(request)
         if choice not in ("any", "required"):
-            tools = [tool for index, tool in enumerate(tools) if tool_name(index, tool) == choice]
-            parallel = False
-        if not tools:
+            named = [tool for index, tool in enumerate(tools) if tool_name(index, tool) == choice]
+            request = GrammarRequest(named, False, literal, json)
+        if not request.tools:
             reject("tool_choice", choice, "no tool of this name is given")
-        return "answer: tool_calls\n" + self._calls_rules(GrammarRequest(tools, parallel, literal, json))
-
-    def _answer_rules(self, request: GrammarRequest) -> str:
-        """:meth:`_calls_rules` where a JSON answer may stand in place of the calls."""
-        return self._calls_rules(request)
+        return "answer: tool_calls\n" + self._calls_rules(request)
 
 
 class MarkedFormat(ToolFormat):
@@ -144,7 +139,7 @@ class MarkedFormat(ToolFormat):
         )
         return "\n".join(rules) + self._body_rules(request)
 
-    def _text_rules(self) -> str:
+    def _text_rules(self, request: GrammarRequest) -> str:  # noqa: ARG002 - of no tool in particular
         return "tool_text: TOOL_TEXT\n" + text_terminals(self.opener)
 
 
@@ -194,15 +189,19 @@ def call_json(name: str, arguments: Mapping[str, Any] | str, key: str = "argumen
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": {arguments_text(arguments)}}}'
 
 
-def call_rules(tools: Sequence[Tool], json_: Json, key: str = "arguments") -> str:
+def call_rules(tools: Sequence[Tool], json_: Json, end: str = "") -> str:
     """Lark rules with ``tool_object`` at the top: a call as :func:`call_json` writes it.
 
     Each tool's parameters stand alone as a schema, so that their references (``#/$defs/...``) keep their root.
+
+    Args:
+        end: Lark source of what may stand before the closing brace.
     """
-    start, middle, end = quote('{"name": "'), f'", "{key}": ', quote("}")
-    lines = [f"tool_object: {start} ({alternatives('tool_one', tools)}) {end}"]
+    start, close = quote('{"name": "'), quote("}")
+    lines = [f"tool_object: {start} ({alternatives('tool_one', tools)}) {end} {close}"]
     for index, tool in enumerate(tools):
-        lines.append(f"tool_one_{index}: {quote(name_of(tool) + middle)} {parameters_source(tool, json_)}")
+        head = quote(f'{name_of(tool)}", "arguments": ')
+        lines.append(f"tool_one_{index}: {head} {parameters_source(tool, json_)}")
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from foreword.text.tools.base import ToolFormat
 from foreword.text.tools.hermes import GenericFormat, HermesFormat
+from foreword.text.tools.llama3 import Llama3Format
+from foreword.text.tools.mistral import MistralArgsFormat, MistralFormat
 from foreword.text.tools.probe import describes_tools
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["ToolFormat", "recognise"]
 
 _HERMES = re.compile(r'<tool_call>(\s*)\{"name": ".*?\}(\s*)</tool_call>(?:(\s*)<tool_call>)?', re.DOTALL)
+_MISTRAL = re.compile(r'\[TOOL_CALLS\](\s*)\[\{"name"')
+_MISTRAL_ARGS = re.compile(r"\[TOOL_CALLS\]beta_tool(\[CALL_ID\]\w*)?\[ARGS\]\{")
+_LLAMA3 = re.compile(r'\{"name": ?"beta_tool", ?"parameters": ?\{"key": ?"value"\}\}')
 
 
 def recognise(template: ChatTemplate) -> ToolFormat:
@@ -32,4 +37,10 @@ def recognise(template: ChatTemplate) -> ToolFormat:
     if hermes := _HERMES.search(shown):
         before, after, between = hermes.groups()
         return HermesFormat(parallel, before, after, between or "\n")
+    if mistral := _MISTRAL.search(shown):
+        return MistralFormat(parallel, mistral[1])
+    if mistral := _MISTRAL_ARGS.search(shown):
+        return MistralArgsFormat(parallel, with_id=mistral[1] is not None)
+    if _LLAMA3.search(shown):
+        return Llama3Format(parallel and turns.native)
     return GenericFormat()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from foreword.core.message import MessageDelta, ToolCallDelta
 from foreword.text.tools.scan import CallScanner, Scan
@@ -27,6 +28,7 @@ class ToolParser(ABC):
     def __init__(self) -> None:
         self._buffer = ""
         self._at = 0
+        self._mark = 0  # where the markup of the call begins that is being read
         self._index = -1
         self._content: list[str] = []
         self._calls: list[ToolCallDelta] = []
@@ -62,6 +64,7 @@ class ToolParser(ABC):
         done = self._keep_from()
         self._buffer = self._buffer[done:]
         self._at -= done
+        self._mark -= done
         delta = MessageDelta(content="".join(self._content), tool_calls=_joined(self._calls))
         self._content, self._calls = [], []
         return delta
@@ -100,8 +103,8 @@ class MarkedParser(ToolParser):
         super().__init__()
         self._opener = opener
         self._closer = closer
-        self._mark = 0  # where the call's opener begins
-        self._mode = self._text
+        self._marker = opener  # what there is content if this turns out to be no call
+        self._mode: Callable[[bool], bool] = self._text
         self._scanner = CallScanner()
         self._announced = False
 
@@ -119,8 +122,9 @@ class MarkedParser(ToolParser):
             self._at = end
             return False
         self._emit_text(self._buffer[self._at : found])
-        self._mark = found
+        self._mark, self._marker = found, self._opener
         self._at = found + len(self._opener)
+        self._announced = False
         self._begin()
         return True
 
@@ -160,9 +164,9 @@ class MarkedParser(ToolParser):
             self._emit_call(self._scanner.name or "", self._scanner.id)
 
     def _give_up(self) -> None:
-        """This was no call: the opener is content, and what follows it is read again."""
-        self._at = self._mark + len(self._opener)
-        self._emit_text(self._opener)
+        """This was no call: its marker is content, and what follows it is read again."""
+        self._at = self._mark + len(self._marker)
+        self._emit_text(self._marker)
         self._mode = self._text
 
     def _after(self, final: bool) -> bool:

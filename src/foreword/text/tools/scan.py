@@ -205,6 +205,19 @@ class CallScanner:
         return Scan.DONE
 
 
+class ArgumentsScanner(CallScanner):
+    """Reads the object of arguments alone, of a call whose name was written before it."""
+
+    def __init__(self, name: str, call_id: str | None = None) -> None:
+        super().__init__()
+        self.name, self.id = name, call_id
+        self._key = "arguments"
+        self._step = self._value_start
+
+    def _end_value(self) -> Scan:
+        return Scan.DONE if super()._end_value() is Scan.MORE else Scan.BAD
+
+
 def _string(text: str) -> str | None:
     """The value of a JSON string, None if ``text`` is none."""
     try:
