@@ -28,7 +28,7 @@ class Abilities:
     """What a chat template can express, found out by rendering tiny conversations.
 
     Attributes:
-        system: a system message at the start.
+        system: a system message at the start that stays there as the conversation goes on.
         system_alone: a conversation that is nothing but a system message.
         late_system: a system message later in the conversation.
         tool: a message of role ``tool``.
@@ -108,7 +108,9 @@ class ChatTemplate:
         """What the template can express."""
         text_content = self._expresses(("user", "alpha")) or not self._expresses(("user", "alpha"), parts=True)
         return Abilities(
-            system=self._expresses(("system", "alpha"), ("user", "beta"), parts=not text_content),
+            # Some put it into the last message if that is the user's, and drop it otherwise.
+            system=self._expresses(("system", "alpha"), ("user", "beta"), parts=not text_content)
+            and self._expresses(("system", "alpha"), ("user", "beta"), ("assistant", "gamma"), parts=not text_content),
             system_alone=self._expresses(("system", "alpha"), parts=not text_content),
             late_system=self._expresses(
                 ("user", "alpha"), ("assistant", "beta"), ("system", "gamma"), ("user", "delta"), parts=not text_content

@@ -142,7 +142,7 @@ def test_a_conversation_that_the_assistant_opens() -> None:
 
 def test_tool_messages_and_calls_become_text_where_they_are_unknown() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "1+1?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "1"},

@@ -97,7 +97,7 @@ def ids(text: str, special: bool) -> list[int]:
 
 def read(form: ToolFormat, text: str, *, special: bool = False, answer: str | None = None, **options: Any) -> str:
     """What the grammar makes of ``text``: "whole", "begun" (there must be more), or the rest that it refused."""
-    options = {"choice": "auto", "parallel": True} | options
+    options = dict[str, Any](choice="auto", parallel=True) | options
 
     def literal(marker: str) -> str:
         return f"<[{SPECIAL[marker]}]>" if special else quote(marker)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ToolFormat", "recognise"]
 
-_HERMES = re.compile(r'<tool_call>(\s*)\{"name": ".*?\}(\s*)</tool_call>(?:(\s*)<tool_call>)?', re.DOTALL)
+_HERMES = r'<tool_call>(\s*)\{"name": %s.*?\}(\s*)</tool_call>(?:(\s*)<tool_call>)?'
 _MISTRAL = re.compile(r'\[TOOL_CALLS\](\s*)\[\{"name"')
 _MISTRAL_ARGS = re.compile(r"\[TOOL_CALLS\]beta_tool(\[CALL_ID\]\w*)?\[ARGS\]\{")
 _LLAMA3 = re.compile(r'\{"name": ?"beta_tool", ?"parameters": ?\{"key": ?"value"\}\}')
@@ -34,7 +34,7 @@ def recognise(template: ChatTemplate) -> ToolFormat:
     turns = template.tool_turns(True)
     shown = turns.shown if turns.native else described
     parallel = turns.several or not turns.native
-    if hermes := _HERMES.search(shown):
+    if hermes := re.search(_HERMES % ('"beta_tool"' if turns.native else ""), shown, re.DOTALL):
         before, after, between = hermes.groups()
         return HermesFormat(parallel, before, after, between or "\n")
     if mistral := _MISTRAL.search(shown):

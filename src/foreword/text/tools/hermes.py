@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foreword.text.tools.base import Call, GrammarRequest, MarkedFormat, Tool, call_json, call_rules, quote
@@ -74,11 +74,16 @@ class GenericFormat(HermesFormat):
 
 
 def named(call: Any) -> Call:
-    """Name and arguments of a call in OpenAI's form; whatever is missing is empty."""
-    function = call.get("function", call) if isinstance(call, dict) else {}
+    """Name and arguments of a call in OpenAI's form; whatever is missing is empty.
+
+    Arguments given as JSON text become an object, so that either form of the same arguments gives the same text.
+    """
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
-    if arguments is None or arguments == "":
-        arguments = {}
-    if not isinstance(arguments, (dict, str)):
-        arguments = json.dumps(arguments, ensure_ascii=False, default=str)
-    return str(function.get("name") or ""), arguments
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return str(function.get("name") or ""), arguments  # cut short
+    return str(function.get("name") or ""), arguments if isinstance(arguments, Mapping) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,18 +105,10 @@ def _match(
 
 
 def _call(call: Any, place: str, can: ToolTurns) -> _Message:
-    call = dict(call) if isinstance(call, Mapping) else {}
     name, arguments = named(call)
-    if can.arguments_as_text:
-        arguments = arguments_text(arguments)
-    elif isinstance(arguments, str):
-        try:
-            value = json.loads(arguments)
-        except ValueError:
-            value = None
-        arguments = value if isinstance(value, dict) else arguments
-    call_id = _call_id(call.get("id"), place, can)
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    given = call.get("id") if isinstance(call, Mapping) else None
+    function = {"name": name, "arguments": arguments_text(arguments) if can.arguments_as_text else arguments}
+    return {"id": _call_id(given, place, can), "type": "function", "function": function}
 
 
 def _call_id(given: Any, place: str, can: ToolTurns) -> str:
