@@ -56,6 +56,11 @@ class MessageDelta:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
 
+    def __add__(self, other: MessageDelta) -> MessageDelta:
+        return MessageDelta(
+            self.content + other.content, self.reasoning + other.reasoning, self.tool_calls + other.tool_calls
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:

@@ -47,7 +47,7 @@ class EngineParts:
     backend: str
     tokenizer: Tokenizer
     limits: Limits
-    namespace: bytes
+    namespace: Namespace
 
 
 def build(config: EngineConfig) -> EngineParts:
@@ -96,7 +96,7 @@ def build(config: EngineConfig) -> EngineParts:
         backend=backend,
         tokenizer=tokenizer,
         limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
-        namespace=_namespace(source.directory, geometry, config.block_size, ops, quantization).key(),
+        namespace=_namespace(source.directory, geometry, config.block_size, ops, quantization),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from foreword.core.errors import EngineClosedError, PromptTooLongError
@@ -17,9 +19,13 @@ from foreword.core.sampling import SamplingParams
 from foreword.core.validation import reject
 from foreword.engine.loop import AsyncChannel, EngineLoop, SyncChannel
 from foreword.engine.request_state import RequestState, Sink
+from foreword.kv.namespace import Namespace
+from foreword.text.conversation import ChatOptions, Conversations, Rendered
+from foreword.text.grammar import GrammarCompiler, GrammarState
 from foreword.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+Messages = list[dict[str, Any]]
 
 
 class Limits(NamedTuple):
@@ -37,11 +43,18 @@ class Limits(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A checked request that has not been submitted: it has no number and no clock yet."""
+    """A checked request that has not been submitted: it has no number and no clock yet.
+
+    Attributes:
+        constraint: what its output must look like; None leaves it open.
+        chat: the conversation it answers; None for a plain prompt.
+    """
 
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int
+    constraint: GrammarState | None
+    chat: Rendered | None
 
 
 class EngineClient:
@@ -52,12 +65,14 @@ class EngineClient:
     """
 
     def __init__(
-        self, loop: EngineLoop, tokenizer: Tokenizer, limits: Limits, namespace: bytes, seed: int | None
+        self, loop: EngineLoop, tokenizer: Tokenizer, limits: Limits, namespace: Namespace, seed: int | None
     ) -> None:
         self.tokenizer = tokenizer
+        self.conversations = Conversations(tokenizer)
         self.limits = limits
+        self._compiler = GrammarCompiler(tokenizer, limits.vocab_size)
         self._loop = loop
-        self._namespace = namespace
+        self._namespace_key = lru_cache(maxsize=1024)(lambda salt: dataclasses.replace(namespace, salt=salt).key())
         self._seed = secrets.randbits(63) if seed is None else seed
         self._numbers = itertools.count()
 
@@ -65,21 +80,38 @@ class EngineClient:
 
     def prepare(self, prompts: Sequence[Prompt], params: Any, sampling: dict[str, Any]) -> list[Prepared]:
         """Tokenize and check a whole batch before anything of it is submitted."""
+
+        def one(prompt: Prompt, own: SamplingParams | None) -> Prepared:
+            return self._check(self._token_ids(prompt), SamplingParams.build(own, **sampling))
+
+        return self._prepare_each(prompts, params, one)
+
+    def prepare_chats(self, chats: Sequence[Messages], params: Any, options: dict[str, Any]) -> list[Prepared]:
+        """As :meth:`prepare`, for conversations; ``options`` are those of the chat and of sampling by name."""
+        chat, sampling = ChatOptions.split(options)
+
+        def one(messages: Messages, own: SamplingParams | None) -> Prepared:
+            wanted = chat.constrain(SamplingParams.build(own, **sampling))
+            rendered = self.conversations.render(messages, chat, wanted.cache_salt)
+            return self._check(rendered.token_ids, wanted, rendered)
+
+        return self._prepare_each(chats, params, one)
+
+    def _prepare_each(self, prompts: Sequence[Any], params: Any, one: Callable[[Any, Any], Prepared]) -> list[Prepared]:
         if isinstance(params, (list, tuple)) and len(params) != len(prompts):
             reject("params", f"{len(params)} items", f"give one, or one for each of the {len(prompts)} prompts")
         each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         batch = []
         for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
             try:
-                batch.append(self._prepare_one(prompt, SamplingParams.build(own, **sampling)))
+                batch.append(one(prompt, own))
             except ValueError as error:
                 if len(prompts) == 1:
                     raise
                 raise type(error)(f"prompt {index} of {len(prompts)} (from 0): {error}") from error
         return batch
 
-    def _prepare_one(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        ids = self._token_ids(prompt)
+    def _check(self, ids: list[int], params: SamplingParams, chat: Rendered | None = None) -> Prepared:
         for field in ("logit_bias", "stop_token_ids"):
             for token in getattr(params, field):
                 if token >= self.limits.vocab_size:
@@ -88,7 +120,14 @@ class EngineClient:
         room = min(self.limits.max_model_len, self.limits.kv_tokens + 1) - len(ids)
         if room < 1:
             raise PromptTooLongError(self._too_long(len(ids)))
-        return Prepared(ids, params, room if params.max_tokens is None else min(params.max_tokens, room))
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return Prepared(ids, params, max_tokens, self._constraint(params, chat), chat)
+
+    def _constraint(self, params: SamplingParams, chat: Rendered | None) -> GrammarState | None:
+        if params.structured is None:
+            return None
+        tool_format = self.conversations.template.tool_format
+        return self._compiler.start(params.structured, tool_format, chat.reasoning if chat else None)
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, (str, list, tuple)):
@@ -120,7 +159,12 @@ class EngineClient:
     def submit(self, batch: list[Prepared], put: Sink, *, stream: bool) -> list[Request]:
         """Queue the requests together, so that the scheduler sees the batch as a whole. Their clocks start here."""
         requests = [self._request(prepared) for prepared in batch]
-        states = [RequestState(request, self.tokenizer, put, stream=stream) for request in requests]
+        states = [
+            RequestState(
+                request, self.tokenizer, put, stream=stream, constraint=prepared.constraint, chat=prepared.chat
+            )
+            for request, prepared in zip(requests, batch, strict=True)
+        ]
         self._loop.post(lambda: self._loop.core.add(states))
         return requests
 
@@ -131,7 +175,7 @@ class EngineClient:
             number=number,
             prompt_token_ids=prepared.prompt_token_ids,
             params=params,
-            namespace=self._namespace,
+            namespace=self._namespace_key(params.cache_salt or ""),
             arrival_s=time.monotonic(),
             max_tokens=prepared.max_tokens,
             seed=random.Random(f"{self._seed}/{number}").getrandbits(63) if params.seed is None else params.seed,

@@ -36,7 +36,7 @@ class EngineCore:
         """Queue requests; those added together are scheduled together."""
         for state in states:
             self._requests[state.request.request_id] = state
-            state.completions[0].sequence = sequence = Sequence(state.request)
+            state.completions[0].sequence = sequence = Sequence(state.request, constraint=state.constraint)
             self.scheduler.add(sequence)
 
     def cancel(self, request_ids: list[str], *, quietly: bool = False) -> None:
@@ -129,7 +129,9 @@ class EngineCore:
         self._tokens_generated += 1
         sequence.token_ids.append(sample.token_id)
         try:
-            text = completion.append(sample.token_id, sample.logprobs)
+            if sequence.constraint is not None:
+                sequence.constraint.advance(sample.token_id)
+            text = completion.append(sample.token_id, sample.logprobs, sequence.constraint)
         except Exception as error:
             self._fail(sequence, error)
             return

@@ -12,11 +12,11 @@ from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
 from foreword.engine.build import build
-from foreword.engine.client import EngineClient, Prepared, Prompt
+from foreword.engine.client import EngineClient, Messages, Prepared, Prompt
 from foreword.engine.loop import EngineLoop
 from foreword.scheduling.policy import SchedulingPolicy
+from foreword.text.conversation import ChatOptions
 
-Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 Batch = list[str] | list[list[int]]
 Params = SamplingParams | list[SamplingParams] | None
@@ -147,19 +147,28 @@ class Engine:
 
     @overload
     def chat(
-        self, messages: list[Message], params: SamplingParams | None = ..., *, tools: Tools = ..., **sampling: Any
+        self, messages: Messages, params: SamplingParams | None = ..., *, tools: Tools = ..., **options: Any
     ) -> RequestOutput: ...
     @overload
     def chat(
-        self, messages: list[list[Message]], params: Params = ..., *, tools: Tools = ..., **sampling: Any
+        self, messages: list[Messages], params: Params = ..., *, tools: Tools = ..., **options: Any
     ) -> list[RequestOutput]: ...
-    def chat(self, messages: Any, params: Any = None, *, tools: Tools = None, **sampling: Any) -> Any:
+    def chat(self, messages: Any, params: Any = None, *, tools: Tools = None, **options: Any) -> Any:
         """Answer a conversation (dicts with "role" and "content"), or a list of conversations as one batch.
 
-        Arguments, results and errors are those of :meth:`generate`; ``tools`` are OpenAI-style tool definitions
-        rendered by the model's chat template.
+        Arguments, results and errors are those of :meth:`generate`; the answer's content, reasoning and tool calls
+        are in the output's ``message``, whose ``as_dict()`` is what the next turn's ``messages`` take.
+
+        Args:
+            tools: OpenAI-style function definitions, shown to the model by its chat template, or in the system
+                prompt where the template has no place for them.
+            **options: sampling options by name, and
+                ``tool_choice``: "auto", "none", "any" or "required" (at least one call), or a tool's name;
+                ``parallel_tool_calls``: allow more than one call (True);
+                ``canonical_tools``: sort the tools, so that a shuffled list is the same prompt (True);
+                ``template_options``: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
         """
-        outputs = self._client.run(self._prepare_chats(messages, params, tools, sampling))
+        outputs = self._client.run(self._prepare_chats(messages, params, tools, options))
         return outputs if _is_batch(messages) else _single(outputs)
 
     def stream(
@@ -172,10 +181,13 @@ class Engine:
         return self._client.stream(self._prepare([prompt], params, sampling)[0])
 
     def stream_chat(
-        self, messages: list[Message], params: SamplingParams | None = None, *, tools: Tools = None, **sampling: Any
+        self, messages: Messages, params: SamplingParams | None = None, *, tools: Tools = None, **options: Any
     ) -> Generator[OutputChunk, None, None]:
-        """Answer one conversation and yield the pieces as they come; see :meth:`stream`."""
-        return self._client.stream(self._prepare([self._render(messages, tools)], params, sampling)[0])
+        """Answer one conversation and yield the pieces as they come; see :meth:`chat` and :meth:`stream`.
+
+        Each chunk's ``delta`` says what it adds to content, reasoning and tool calls.
+        """
+        return self._client.stream(self._prepare_chats([messages], params, tools, options)[0])
 
     @overload
     async def agenerate(
@@ -191,15 +203,15 @@ class Engine:
 
     @overload
     async def achat(
-        self, messages: list[Message], params: SamplingParams | None = ..., *, tools: Tools = ..., **sampling: Any
+        self, messages: Messages, params: SamplingParams | None = ..., *, tools: Tools = ..., **options: Any
     ) -> RequestOutput: ...
     @overload
     async def achat(
-        self, messages: list[list[Message]], params: Params = ..., *, tools: Tools = ..., **sampling: Any
+        self, messages: list[Messages], params: Params = ..., *, tools: Tools = ..., **options: Any
     ) -> list[RequestOutput]: ...
-    async def achat(self, messages: Any, params: Any = None, *, tools: Tools = None, **sampling: Any) -> Any:
+    async def achat(self, messages: Any, params: Any = None, *, tools: Tools = None, **options: Any) -> Any:
         """:meth:`chat` for asyncio. Cancelling the task cancels the requests."""
-        outputs = await self._client.arun(self._prepare_chats(messages, params, tools, sampling))
+        outputs = await self._client.arun(self._prepare_chats(messages, params, tools, options))
         return outputs if _is_batch(messages) else _single(outputs)
 
     def astream(
@@ -209,10 +221,10 @@ class Engine:
         return self._client.astream(self._prepare([prompt], params, sampling)[0])
 
     def astream_chat(
-        self, messages: list[Message], params: SamplingParams | None = None, *, tools: Tools = None, **sampling: Any
+        self, messages: Messages, params: SamplingParams | None = None, *, tools: Tools = None, **options: Any
     ) -> AsyncGenerator[OutputChunk, None]:
         """:meth:`stream_chat` for asyncio."""
-        return self._client.astream(self._prepare([self._render(messages, tools)], params, sampling)[0])
+        return self._client.astream(self._prepare_chats([messages], params, tools, options)[0])
 
     # -- text --------------------------------------------------------------------------------------------------
 
@@ -224,9 +236,16 @@ class Engine:
         """The text of token ids, without special tokens."""
         return self._client.tokenizer.decode(ids)
 
-    def count_tokens(self, prompt: str | list[Message], tools: Tools = None) -> int:
-        """Tokens of a text, or of a conversation through the chat template, tools included."""
-        return len(self.encode(prompt) if isinstance(prompt, str) else self._render(prompt, tools))
+    def count_tokens(self, prompt: str | Messages, tools: Tools = None, **options: Any) -> int:
+        """Tokens of a text, or of a conversation through the chat template, tools included.
+
+        ``options`` are those of :meth:`chat`; with the ``cache_salt`` of a call the count is exactly that call's.
+        """
+        if isinstance(prompt, str):
+            return len(self.encode(prompt))
+        chat, sampling = ChatOptions.split({"tools": tools, **options})
+        salt = SamplingParams.build(**sampling).cache_salt
+        return len(self._client.conversations.render(prompt, chat, salt).token_ids)
 
     # -- state -------------------------------------------------------------------------------------------------
 
@@ -269,12 +288,10 @@ class Engine:
 
     # -- the way of a request ----------------------------------------------------------------------------------
 
-    def _render(self, messages: list[Message], tools: Tools) -> list[int]:
-        return self._client.tokenizer.encode_chat(messages, tools)
-
-    def _prepare_chats(self, messages: Any, params: Any, tools: Tools, sampling: dict[str, Any]) -> list[Prepared]:
-        prompts = [self._render(m, tools) for m in (messages if _is_batch(messages) else [messages])]
-        return self._prepare(prompts, params, sampling)
+    def _prepare_chats(self, messages: Any, params: Any, tools: Tools, options: dict[str, Any]) -> list[Prepared]:
+        self._loop.check_usable()
+        chats = messages if _is_batch(messages) else [messages]
+        return self._client.prepare_chats(chats, params, {"tools": tools, **options})
 
     def _prepare(self, prompts: Sequence[Prompt], params: Any, sampling: dict[str, Any]) -> list[Prepared]:
         self._loop.check_usable()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from foreword.core.constraint import Constraint
 from foreword.core.errors import RequestFailedError
+from foreword.core.message import MessageDelta
 from foreword.core.outputs import (
     CompletionOutput,
     FinishReason,
@@ -16,6 +18,7 @@ from foreword.core.outputs import (
 )
 from foreword.core.request import Request
 from foreword.scheduling.sequence import Sequence
+from foreword.text.conversation import Rendered
 from foreword.text.detokenizer import IncrementalDetokenizer
 from foreword.text.stop import StopStrings
 from foreword.text.tokenizer import Tokenizer
@@ -24,9 +27,13 @@ Sink = Callable[[OutputChunk], None]
 
 
 class Completion:
-    """The text of one completion as it grows."""
+    """The text of one completion as it grows.
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer) -> None:
+    Args:
+        chat: the conversation it answers; None for a plain prompt.
+    """
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, chat: Rendered | None = None) -> None:
         self.index = index
         self.sequence: Sequence | None = None
         self.text: list[str] = []
@@ -35,13 +42,25 @@ class Completion:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: RequestFailedError | None = None
+        self.parser = chat.parser() if chat else None
         self._request = request
         self._eos = frozenset() if request.params.ignore_eos else tokenizer.eos_token_ids
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids=request.prompt_token_ids)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, shown=chat.shown if chat else frozenset(), prompt_token_ids=request.prompt_token_ids
+        )
         self._stop = StopStrings(request.params.stop, request.params.include_stop_str_in_output)
 
-    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> str:
-        """Take the next token; gives the text that may be shown now. Sets ``finish_reason`` when it was the last."""
+    def append(self, token_id: int, logprobs: TokenLogprobs | None, constraint: Constraint | None = None) -> str:
+        """Take the next token; gives the text that may be shown now. Sets ``finish_reason`` when it was the last.
+
+        ``constraint`` has taken the token already.
+        """
+        text = self._append(token_id, logprobs, constraint is not None and constraint.finished)
+        if constraint is not None and constraint.closed_early and self.finish_reason == "stop":
+            self.finish_reason = "length"
+        return text
+
+    def _append(self, token_id: int, logprobs: TokenLogprobs | None, is_complete: bool) -> str:
         params = self._request.params
         self.token_ids.append(token_id)
         if self.logprobs is not None and logprobs is not None:
@@ -59,8 +78,8 @@ class Completion:
             text, self.stop_reason = self._stop.append(text)
         if self.stop_reason is not None:
             self.finish_reason = "stop"
-        elif len(self.token_ids) >= self._request.max_tokens:
-            self.finish_reason = "length"
+        elif is_complete or len(self.token_ids) >= self._request.max_tokens:
+            self.finish_reason = "stop" if is_complete else "length"
             text += self._stop.flush()
         return self._show(text)
 
@@ -78,7 +97,15 @@ class Completion:
             self.stop_reason,
             self.logprobs,
             self.error,
+            self.parser.message() if self.parser else None,
         )
+
+    def delta(self, text: str) -> MessageDelta | None:
+        """What ``text`` adds to the parts of a chat's answer; with the last piece also what was held back."""
+        if self.parser is None:
+            return None
+        found = self.parser.append(text)
+        return found if self.finish_reason is None else found + self.parser.finish()
 
     def _show(self, text: str) -> str:
         if text:
@@ -91,11 +118,24 @@ class RequestState:
 
     Args:
         sink: called on the engine thread with each chunk, or, unless ``stream``, with the last one only.
+        constraint: what each completion begins with; None leaves them open.
+        chat: the conversation it answers; None for a plain prompt.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, sink: Sink, *, stream: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        sink: Sink,
+        *,
+        stream: bool,
+        constraint: Constraint | None = None,
+        chat: Rendered | None = None,
+    ) -> None:
         self.request = request
-        self.completions = [Completion(index, request, tokenizer) for index in range(request.params.n)]
+        self.constraint = constraint
+        self.completions = [Completion(index, request, tokenizer, chat) for index in range(request.params.n)]
+        self._chat = chat
         self.first_token_s: float | None = None
         self._sink = sink
         self._stream = stream
@@ -109,6 +149,8 @@ class RequestState:
         self, completion: Completion, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> None:
         """Hand a piece of output to the consumer, with the whole output if it is the last."""
+        delta = completion.delta(text)
+        self._remember(completion)
         output = None if self.live else self._output()
         if self._stream or output is not None:
             self._sink(
@@ -121,8 +163,15 @@ class RequestState:
                     completion.stop_reason,
                     logprobs,
                     output,
+                    delta,
                 )
             )
+
+    def _remember(self, completion: Completion) -> None:
+        """An answer that was not cut may come back in the next turn's messages."""
+        ended = completion.finish_reason in ("stop", "length") and completion.stop_reason is None
+        if ended and self._chat is not None and completion.parser is not None:
+            self._chat.remember(completion.parser.message(), "".join(completion.text), completion.token_ids)
 
     def detach(self) -> None:
         """The consumer is gone: further output goes nowhere."""

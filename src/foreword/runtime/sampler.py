@@ -32,8 +32,15 @@ class Sampler:
         """The next token of completion ``index`` of ``sequence``. ``logits [V]`` float32.
 
         Raises:
-            ValueError: the logits are not finite.
+            ValueError: the logits are not finite, or the grammar cannot go on.
         """
+        token, constraint = self._choose(logits, sequence, index), sequence.constraint
+        remaining = sequence.request.max_tokens - (len(sequence.token_ids) - sequence.num_prompt) - 1
+        if constraint is None or constraint.leaves_room(token, remaining):
+            return token
+        return constraint.closing_token()
+
+    def _choose(self, logits: Tensor, sequence: Sequence, index: int) -> int:
         params = sequence.request.params
         row = self._adjust(logits, sequence, params)
         best = int(row.argmax())
@@ -44,7 +51,7 @@ class Sampler:
         return _draw(row / params.temperature, params, uniform(sequence.request.seed, index, len(sequence.token_ids)))
 
     def _adjust(self, logits: Tensor, sequence: Sequence, params: SamplingParams) -> Tensor:
-        """Bias, penalties and held-off end tokens, on a copy. ``[V]``"""
+        """Bias, penalties, held-off end tokens and forbidden tokens, on a copy. ``[V]``"""
         num_generated = len(sequence.token_ids) - sequence.num_prompt
         row = logits.clone()
         for token, bias in params.logit_bias.items():
@@ -58,10 +65,19 @@ class Sampler:
             generated = torch.tensor(sequence.token_ids[sequence.num_prompt :], device=row.device)
             ids, counts = generated.unique(return_counts=True)
             row[ids] -= params.presence_penalty + params.frequency_penalty * counts
+        if sequence.constraint is not None:
+            allowed = torch.frombuffer(bytearray(sequence.constraint.mask()), dtype=torch.uint8).to(row.device)
+            row.masked_fill_(allowed == 0, -torch.inf)
         if num_generated < params.min_tokens:
-            ends = set(params.stop_token_ids) if params.ignore_eos else self._eos | set(params.stop_token_ids)
-            row[[token for token in ends if token < len(row)]] = -torch.inf
+            row = self._hold_off_ends(row, params)
         return row
+
+    def _hold_off_ends(self, row: Tensor, params: SamplingParams) -> Tensor:
+        ends = set(params.stop_token_ids) if params.ignore_eos else self._eos | set(params.stop_token_ids)
+        held = row.clone()
+        held[[token for token in ends if token < len(row)]] = -torch.inf
+        # a constraint that is fulfilled allows an end and nothing else
+        return held if bool((held > -torch.inf).any()) else row
 
 
 def is_plain_greedy(sequence: Sequence) -> bool:
@@ -70,6 +86,7 @@ def is_plain_greedy(sequence: Sequence) -> bool:
     return (
         params.temperature < _GREEDY_BELOW
         and sequence.num_samples == 1
+        and sequence.constraint is None
         and params.logprobs is None
         and not params.logit_bias
         and params.repetition_penalty == 1.0

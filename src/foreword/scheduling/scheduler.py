@@ -113,7 +113,8 @@ class Scheduler:
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """Another completion of ``sequence``'s prompt; it shares the blocks, or recomputes if there is no room."""
-        child = Sequence(sequence.request, index)
+        constraint = None if sequence.constraint is None else sequence.constraint.fork()
+        child = Sequence(sequence.request, index, constraint)
         child.num_samples = 1
         child.cached_tokens = sequence.cached_tokens
         child.first_scheduled_s = sequence.first_scheduled_s

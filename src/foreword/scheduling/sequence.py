@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from foreword.core.constraint import Constraint
 from foreword.core.outputs import TokenLogprobs
 from foreword.core.request import Request
 from foreword.kv.cache import BlockTable
@@ -25,17 +26,20 @@ class Sequence:
         num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
         overtaken: how many later requests were admitted while it got no prefill.
         cached_tokens: prompt tokens that were reused when it was first admitted; None before.
+        constraint: what the output must look like; None leaves it open. Where a prompt's first sample is taken for
+            several completions, all of them begin with it.
         prompt_logprobs: one entry per prompt token but the first, as far as computed; shared by the completions.
     """
 
     __slots__ = (
-        "blocks", "cached_tokens", "first_scheduled_s", "index", "num_computed", "num_preemptions", "num_prompt",
-        "num_samples", "overtaken", "prompt_logprobs", "request", "status", "token_ids",
+        "blocks", "cached_tokens", "constraint", "first_scheduled_s", "index", "num_computed", "num_preemptions",
+        "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request", "status", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, request: Request, index: int = 0) -> None:
+    def __init__(self, request: Request, index: int = 0, constraint: Constraint | None = None) -> None:
         self.request = request
         self.index = index
+        self.constraint = constraint
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
         self.num_computed = 0

@@ -195,5 +195,5 @@ def test_kv_of_other_kernels_or_weights_is_never_read(kernels: str, new_tiny: Ne
         {"kernels": kernels, "quantization": "int8", "dtype": "bfloat16"},
     ]
     engines = [new_tiny(**way) for way in ways]
-    assert len({engine._client._namespace for engine in engines}) == len(ways)
-    assert engines[1]._client._namespace == new_tiny(**ways[1])._client._namespace
+    assert len({engine._client._namespace_key("") for engine in engines}) == len(ways)
+    assert engines[1]._client._namespace_key("") == new_tiny(**ways[1])._client._namespace_key("")

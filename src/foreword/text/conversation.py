@@ -1,0 +1,179 @@
+"""Conversations of one model: messages become a prompt, and what is generated becomes a message again."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.core.message import AssistantMessage
+from foreword.core.sampling import SamplingParams
+from foreword.core.structured import StructuredParams
+from foreword.core.validation import reject
+from foreword.text.assistant import AssistantParser
+from foreword.text.chat import ChatTemplate, Message, check_messages, render_chat
+from foreword.text.reasoning import Reasoning, recognise
+from foreword.text.tokenizer import Tokenizer
+from foreword.text.tools.formats import ToolFormat
+from foreword.text.turns import Turn, TurnTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What a conversation is rendered and read with.
+
+    Args:
+        tools: OpenAI-style function definitions.
+        tool_choice: "auto", "none", "any" or "required", or a tool's name.
+        parallel_tool_calls: allow more than one call in an answer.
+        canonical_tools: sort tools by name and their keys, so that a shuffled list is the same prompt.
+        template_options: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    canonical_tools: bool = True
+    template_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.canonical_tools, bool):
+            reject("canonical_tools", self.canonical_tools, "give True or False")
+        if not isinstance(self.template_options, Mapping | None):
+            reject("template_options", self.template_options, "give a mapping from template variables to values")
+
+    @classmethod
+    def split(cls, options: dict[str, Any]) -> tuple[ChatOptions, dict[str, Any]]:
+        """``options`` by name: those of the conversation, and the rest."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        own = {name: value for name, value in options.items() if name in names}
+        return cls(**own), {name: value for name, value in options.items() if name not in names}
+
+    def constrain(self, params: SamplingParams) -> SamplingParams:
+        """``params`` with these tools in ``structured``.
+
+        Raises:
+            ValueError: tools are malformed, or contradict ``params.structured``.
+        """
+        structured = params.structured
+        if not self.tools:
+            if self.tool_choice not in ("auto", "none"):
+                reject("tool_choice", self.tool_choice, "there are no tools to choose from; give tools")
+            return params
+        if structured is not None and structured.tools:
+            raise ValueError("structured.tools and tools= cannot be combined: give tools= alone")
+        tools: dict[str, Any] = {
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+        both = StructuredParams(**tools) if structured is None else dataclasses.replace(structured, **tools)
+        return dataclasses.replace(params, structured=both)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as the model reads it.
+
+    Attributes:
+        salt: the cache salt it was rendered for.
+        index: messages in it; the answer will be ``messages[index]``.
+        tool_format: how calls are written; None if calls are not to be looked for.
+        shown: special tokens that are markup of calls or thoughts and must reach the parser.
+    """
+
+    conversations: Conversations
+    salt: str | None
+    text: str
+    token_ids: list[int]
+    index: int
+    reasoning: Reasoning | None
+    tool_format: ToolFormat | None
+    shown: frozenset[int]
+
+    def parser(self) -> AssistantParser:
+        """A fresh parser for one answer."""
+        return AssistantParser(self.reasoning, self.tool_format.parser() if self.tool_format else None)
+
+    def remember(self, message: AssistantMessage, text: str, token_ids: list[int]) -> None:
+        """Keep the tokens of a finished answer for the next turn, if they say exactly what its ``text`` says."""
+        tokenizer = self.conversations.tokenizer
+        ended = token_ids[-1:] and token_ids[-1] in tokenizer.eos_token_ids
+        body = token_ids[:-1] if ended else token_ids
+        said = b"".join(tokenizer.token_bytes(token, token not in self.shown) for token in body)
+        hidden = any(token in tokenizer.special_token_ids and token not in self.shown for token in body)
+        if body and not hidden and said == text.encode():
+            turn = Turn(self.text, array("I", self.token_ids + body), message.reasoning)
+            self.conversations.turns.remember(self.salt, self.index, message, turn)
+
+
+class Conversations:
+    """Renders conversations and remembers the model's turns. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._has_template = tokenizer.chat_template is not None
+        self.template = tokenizer.chat_template or ChatTemplate.plain()
+        ends = tokenizer.eos_token_ids & tokenizer.special_token_ids
+        self._end_texts = [tokenizer.token_bytes(token, skip_special_tokens=False).decode() for token in sorted(ends)]
+        self.turns = TurnTable()
+
+    def render(self, messages: Sequence[Message], options: ChatOptions, salt: str | None = None) -> Rendered:
+        """The prompt of a conversation.
+
+        The whole text is tokenized at once, because token borders at the seams of pieces need not be those of the
+        whole; except behind the model's own last turn, whose tokens are known: there an end token makes the seam.
+
+        Raises:
+            ValueError: no messages, a malformed one, or ones that the template refuses; says which and why.
+        """
+        checked = check_messages(messages)
+        text = render_chat(
+            self.template,
+            checked,
+            options.tools,
+            canonical=options.canonical_tools,
+            template_options=options.template_options,
+        )
+        reads_calls = bool(options.tools) and options.tool_choice != "none"
+        tool_format = self.template.tool_format if reads_calls else None
+        reasoning = recognise(self.template.source, text)
+        return Rendered(
+            self,
+            salt,
+            text,
+            self._encode(checked, text, salt),
+            len(checked),
+            reasoning,
+            tool_format,
+            self._special(
+                *(tool_format.markers if tool_format else ()), *(("<think>", "</think>") if reasoning else ())
+            ),
+        )
+
+    def _encode(self, messages: Sequence[Message], text: str, salt: str | None) -> list[int]:
+        turn = self.turns.find(salt, messages, text)
+        spliced = None if turn is None else self._splice(turn, text)
+        return self.tokenizer.encode(text, add_special_tokens=not self._has_template) if spliced is None else spliced
+
+    def _splice(self, turn: Turn, text: str) -> list[int] | None:
+        """The turn's own tokens and those of what follows it; None where the template shows the turn otherwise."""
+        begin = len(turn.prompt)
+        ends = [place for place in (text.find(end, begin) for end in self._end_texts) if place >= 0]
+        if not ends:
+            return None
+        end = min(ends)
+        if turn.reasoning and turn.reasoning not in text[begin:end]:  # the template leaves out old thoughts
+            return None
+        return turn.token_ids.tolist() + self.tokenizer.encode(text[end:], add_special_tokens=False)
+
+    def _special(self, *markers: str) -> frozenset[int]:
+        """The ids of those markers that are special tokens."""
+        found = set()
+        for marker in markers:
+            ids = self.tokenizer.encode(marker, add_special_tokens=False)
+            if len(ids) == 1 and ids[0] in self.tokenizer.special_token_ids:
+                found.add(ids[0])
+        return frozenset(found)

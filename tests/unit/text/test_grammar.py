@@ -1,0 +1,216 @@
+"""Grammars over the default model's tokens: what may come next, what is refused, and the way out in time."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from foreword import StructuredParams, validate_structured
+from foreword.text.grammar import GrammarCompiler, GrammarState
+from foreword.text.reasoning import Reasoning
+from foreword.text.tokenizer import Tokenizer
+from foreword.text.tools.hermes import GenericFormat
+
+VOCAB = 49_152
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "größe": {"type": "number", "minimum": 0.5, "maximum": 2.5},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "boss": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["name", "boss"],
+}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": PERSON}}
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(smollm, VOCAB)
+
+
+def start(compiler: GrammarCompiler, reasoning: Reasoning | None = None, **params: Any) -> GrammarState:
+    return compiler.start(StructuredParams(**params), GenericFormat(), reasoning)
+
+
+def accepts(state: GrammarState, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the whole ``text`` matches. Each token must be in the mask before it is taken."""
+    for token in tokenizer.encode(text):
+        if not state.mask()[token]:
+            return False
+        state.advance(token)
+    return state.complete
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ('{"name": "Zoë \\"Z\\" O\'Neil", "größe": 1.75, "tags": ["a", "b"], "boss": null}', True),
+        ('{"name": "A", "boss": {"name": "B", "boss": null}}', True),
+        ('{"name": "A", "größe": 3, "boss": null}', False),
+        ('{"name": "A", "tags": ["a", "b", "c", "d"], "boss": null}', False),
+        ('{"name": "A"}', False),
+        ('{"name": "A", "boss": null, "more": 1}', False),
+        ('{"name":"A","boss":null}', False),
+    ],
+)
+def test_json_schema(compiler: GrammarCompiler, smollm: Tokenizer, text: str, valid: bool) -> None:
+    assert accepts(start(compiler, json_schema=PERSON), smollm, text) is valid
+
+
+@pytest.mark.parametrize(
+    ("params", "good", "bad"),
+    [
+        ({"regex": r"[a-c]+/\d{2}\n?"}, ["abc/12", "a/00\n"], ["d/12", "a/123", "a\\/12"]),
+        (
+            {"choices": ["yes", 'a "quoted"\nline', "ja/はい"]},
+            ["yes", 'a "quoted"\nline', "ja/はい"],
+            ["no", "yes yes"],
+        ),
+        ({"grammar": 'root ::= "x" [0-9]+ ("," [0-9]+)*'}, ["x1", "x12,3,456"], ["x", "x1,"]),
+        ({"grammar": 'start: "(" start ")" | "."'}, [".", "((.))"], ["((.)"]),
+        ({"json_schema": '{"type": "object"}'}, ["{}", '{"a": [1, {"b": null}]}'], ["[]", "{"]),
+    ],
+)
+def test_other_forms(
+    compiler: GrammarCompiler, smollm: Tokenizer, params: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        assert accepts(start(compiler, **params), smollm, text), text
+    for text in bad:
+        assert not accepts(start(compiler, **params), smollm, text), text
+
+
+def test_objects_are_closed_unless_they_say_otherwise(compiler: GrammarCompiler, smollm: Tokenizer) -> None:
+    def fits(schema: dict[str, Any], text: str) -> bool:
+        return accepts(start(compiler, json_schema=schema), smollm, text)
+
+    closed = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert not fits(closed, '{"b": 1}')
+    assert fits(closed | {"additionalProperties": True}, '{"b": 1}')
+    assert fits({"allOf": [closed, {"properties": {"b": {"type": "integer"}}}]}, '{"a": 1, "b": 1}')
+    assert fits(closed | {"required": ["b"]}, '{"b": 1}'), "a key that is required must be possible"
+
+
+def test_what_constrains_nothing_is_no_obstacle(compiler: GrammarCompiler, smollm: Tokenizer) -> None:
+    schema = {
+        "type": "array",
+        "uniqueItems": False,
+        "items": {"type": "string", "format": "password", "description": "format and not and if are words here"},
+    }
+    assert accepts(start(compiler, json_schema=schema), smollm, '["a", "a"]')
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json_schema": {"properties": {"a": {"items": {"not": {"type": "null"}}}}}}, "#/properties/a/items/not"),
+        ({"json_schema": {"type": "string", "format": "iban"}}, "iban"),
+        ({"json_schema": {"type": "string", "pattern": "(?=a)b"}}, "#/pattern"),
+        ({"json_schema": {"$ref": "#/$defs/Gone"}}, "#/$ref"),
+        ({"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, "oneOf"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"if": {}}}}]}, "'f'"),
+        ({"regex": "(?!a)"}, "regex="),
+        ({"grammar": "start: ("}, "grammar="),
+    ],
+)
+def test_a_refusal_names_the_keyword(compiler: GrammarCompiler, params: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match="honoured") as refused:
+        validate_structured(StructuredParams(**params))
+    assert named in str(refused.value)
+    with pytest.raises(ValueError, match="honoured"):
+        start(compiler, **params)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "asks for nothing"),
+        ({"regex": "a", "choices": ["b"]}, "cannot be combined"),
+        ({"regex": "a", "tools": [TOOL]}, "only json_schema"),
+        ({"choices": []}, "choices="),
+        ({"choices": "yes"}, "choices="),
+        ({"json_schema": "{"}, "no JSON"),
+        ({"json_schema": [1]}, "json_schema="),
+        ({"tools": [TOOL, TOOL]}, "two tools"),
+        ({"tools": [TOOL], "tool_choice": "other"}, "'look'"),
+        ({"tools": [{"name": "bare"}]}, "function"),
+        ({"json_schema": {}, "tool_choice": "any"}, "no tools"),
+    ],
+)
+def test_malformed_parameters(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StructuredParams(**params)
+
+
+def test_a_thought_may_come_first(compiler: GrammarCompiler, smollm: Tokenizer) -> None:
+    answer = '{"name": "A", "boss": null}'
+    free = start(compiler, Reasoning(), json_schema=PERSON)
+    assert accepts(free.fork(), smollm, answer)
+    assert accepts(free.fork(), smollm, f"<think>\n{{no}} JSON\n</think>\n\n{answer}")
+    assert not accepts(free.fork(), smollm, f"no thought {answer}")
+    opened = start(compiler, Reasoning(opened=True), json_schema=PERSON)
+    assert accepts(opened.fork(), smollm, f"hm\n</think>\n\n{answer}")
+    assert not accepts(opened.fork(), smollm, answer)
+
+
+def test_forks_go_their_own_ways(compiler: GrammarCompiler, smollm: Tokenizer) -> None:
+    first = start(compiler, choices=["ab", "cd"])
+    second = first.fork()
+    assert accepts(first, smollm, "ab")
+    assert first.finished
+    assert not second.finished
+    assert accepts(second, smollm, "cd")
+    with pytest.raises(ValueError, match="grammar cannot go on"):
+        second.advance(smollm.encode("x")[0])
+
+
+def random_walk(state: GrammarState, seed: int, max_tokens: int) -> list[int]:
+    """What a sampler without a model would produce: any token the grammar allows, closed in time."""
+    rng, ids = random.Random(seed), list[int]()
+    while len(ids) < max_tokens and not state.finished:
+        mask = state.mask()
+        token = rng.choice([index for index, allowed in enumerate(mask) if allowed])
+        if not state.leaves_room(token, max_tokens - len(ids) - 1):
+            token = state.closing_token()
+        state.advance(token)
+        ids.append(token)
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_json_is_closed_before_the_limit(compiler: GrammarCompiler, smollm: Tokenizer, seed: int) -> None:
+    """A sampler that chooses blindly never comes to an end by itself; it always parses all the same."""
+    limit = random.Random(seed).randrange(24, 90)
+    state = start(compiler, json_schema=PERSON)
+    ids = random_walk(state, seed, limit)
+    assert len(ids) <= limit
+    body = [token for token in ids if token not in smollm.eos_token_ids]
+    text = b"".join(smollm.token_bytes(token, False) for token in body).decode()
+    assert json.loads(text).keys() >= {"name", "boss"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_are_closed_before_the_limit(compiler: GrammarCompiler, smollm: Tokenizer, seed: int) -> None:
+    state = start(compiler, tools=[TOOL], tool_choice="any")
+    ids = random_walk(state, seed, 80)
+    text = b"".join(smollm.token_bytes(token) for token in ids).decode()
+    parser = GenericFormat().parser()
+    found = parser.append(text) + parser.finish()
+    names = [call.name for call in found.tool_calls if call.name]
+    assert names
+    assert set(names) == {"look"}
+    for index in range(len(names)):
+        json.loads("".join(call.arguments for call in found.tool_calls if call.index == index))
+
+
+def test_too_little_room_is_not_fought(compiler: GrammarCompiler) -> None:
+    """Where the shortest output does not fit, the model's own choices stand."""
+    state = start(compiler, json_schema=PERSON)
+    random_walk(state, 0, 5)
+    assert not state.closed_early
