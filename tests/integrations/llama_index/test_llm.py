@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChatInProgressEvent, LLMChatStartEvent
+from llama_index.core.instrumentation.events.llm import (
+    LLMChatEndEvent,
+    LLMChatInProgressEvent,
+    LLMChatStartEvent,
+    LLMCompletionEndEvent,
+    LLMCompletionInProgressEvent,
+    LLMCompletionStartEvent,
+)
 from llama_index.core.llms import ChatMessage, ImageBlock, MessageRole, TextBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.tools import FunctionTool
 
 from foreword import SamplingParams
 from llama_index.llms.foreword import Foreword
@@ -28,11 +32,6 @@ if TYPE_CHECKING:
 QUESTION = "What is the capital of France? Answer briefly."
 ANSWER = "The capital of France is Paris."
 MESSAGES = [ChatMessage(role="user", content=QUESTION)]
-
-
-@pytest.fixture
-def llm(engine: Engine) -> Foreword:
-    return Foreword(engine=engine, temperature=0, max_tokens=12)
 
 
 async def test_all_eight_methods_agree(llm: Foreword) -> None:
@@ -90,7 +89,7 @@ def test_metadata(llm: Foreword) -> None:
     assert (metadata.context_window, metadata.num_output) == (8192, 12)
     assert (metadata.model_name, metadata.system_role) == ("smollm2-135m", MessageRole.SYSTEM)
     assert metadata.is_chat_model
-    assert not metadata.is_function_calling_model
+    assert metadata.is_function_calling_model
     assert llm.class_name() == "Foreword"
     assert not Foreword(engine=llm.engine, is_chat_model=False).metadata.is_chat_model
 
@@ -196,12 +195,6 @@ def test_over_length_prompt_raises_a_clear_error(llm: Foreword) -> None:
         llm.complete("word " * 9000)
 
 
-def test_tools_are_refused_clearly_for_now(llm: Foreword) -> None:
-    tool = FunctionTool.from_defaults(lambda a: a, name="same", description="the same")
-    with pytest.raises(NotImplementedError, match="is_function_calling_model"):
-        llm.chat_with_tools([tool], "Hello", tool_required=True)
-
-
 # -- async and cancellation ------------------------------------------------------------------------------------
 
 
@@ -254,27 +247,27 @@ async def test_concurrent_calls_are_one_batch(engine: Engine, spent: Callable[[]
 # -- events, copies and the engine -----------------------------------------------------------------------------
 
 
-def test_instrumentation_events(llm: Foreword) -> None:
-    seen: list[Any] = []
-
-    class Handler(BaseEventHandler):
-        def handle(self, event: Any, **_: Any) -> None:
-            seen.append(event)
-
-    handler = Handler()
-    dispatcher = get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    try:
-        list(llm.stream_chat(MESSAGES))
-    finally:
-        dispatcher.event_handlers.remove(handler)
-    kinds = [type(event) for event in seen]
-    assert kinds[0] is LLMChatStartEvent
-    assert kinds[-1] is LLMChatEndEvent
-    assert kinds.count(LLMChatInProgressEvent) > 3
-    assert seen[0].model_dict["model_name"] == "smollm2-135m"
-    assert seen[0].model_dict["temperature"] == 0
-    assert seen[-1].response.message.content == ANSWER
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+async def test_instrumentation_events(llm: Foreword, events: list[Any], kind: str) -> None:
+    asked = MESSAGES if kind == "chat" else QUESTION
+    start, progress, end = {
+        "chat": (LLMChatStartEvent, LLMChatInProgressEvent, LLMChatEndEvent),
+        "complete": (LLMCompletionStartEvent, LLMCompletionInProgressEvent, LLMCompletionEndEvent),
+    }[kind]
+    for name in (kind, f"a{kind}", f"stream_{kind}", f"astream_{kind}"):
+        response = getattr(llm, name)(asked, seed=3)
+        response = await response if name.startswith("a") else response
+        responses = [each async for each in response] if name.startswith("astream") else response
+        pieces = list(responses) if "stream" in name else []
+        kinds = [type(event) for event in events]
+        assert kinds == [start, *[progress] * len(pieces), end]
+        assert events[0].model_dict["model_name"] == "smollm2-135m"
+        assert events[0].model_dict["temperature"] == 0
+        assert events[0].additional_kwargs == {"seed": 3}
+        final = events[-1].response
+        assert (final.message.content if kind == "chat" else final.text) == ANSWER
+        assert final.raw["usage"]["completion_tokens"] > 0
+        events.clear()
 
 
 def test_engine_stays_out_of_serialisation_and_repr(llm: Foreword) -> None:

@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def llm(cold: Engine, monkeypatch: pytest.MonkeyPatch) -> Foreword:
-    llm = Foreword(engine=cold, temperature=0, max_tokens=24)
-    for name in ("_llm", "_tokenizer", "_node_parser", "_callback_manager", "_prompt_helper"):
-        monkeypatch.setattr(Settings, name, getattr(Settings, name))
-    Settings.llm = llm
-    Settings.tokenizer = cold.encode
-    return llm
+def llm(settings: Foreword, cold: Engine) -> Foreword:
+    assert settings.engine is cold
+    return settings
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import (
-    CachePoint,
-    ChatMessage,
-    MessageRole,
-    TextBlock,
-    ThinkingBlock,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms.types import CachePoint, ChatMessage, MessageRole, TextBlock
+
+from llama_index.llms.foreword._blocks import is_thinking, is_tool_call
 
 _ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -25,6 +20,8 @@ _ROLES = {
 def to_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages for :meth:`foreword.Engine.chat`.
 
+    What the model said itself goes back unchanged, so that the engine recognises its own tokens in it.
+
     Raises:
         ValueError: a content block that is no text.
     """
@@ -32,27 +29,54 @@ def to_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _to_dict(index: int, message: ChatMessage) -> dict[str, Any]:
-    texts, calls = [], []
+    texts, thoughts = [], []
+    block: Any
     for block in message.blocks:
         if isinstance(block, TextBlock):
             texts.append(block.text)
-        elif isinstance(block, ToolCallBlock):
-            calls.append(_tool_call(block.tool_call_id, block.tool_name, block.tool_kwargs))
-        elif not isinstance(block, (CachePoint, ThinkingBlock)):  # all is cached anyway; old thoughts are left out
+        elif is_thinking(block):
+            thoughts.append(block.content or "")
+        elif not isinstance(block, CachePoint) and not is_tool_call(block):  # all is cached anyway
             raise ValueError(
                 f"messages[{index}] ({message.role.value}) has a content block of type {block.block_type!r}: "
                 "this model reads text only"
             )
     turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role.value), "content": "\n".join(texts)}
-    extra = message.additional_kwargs
-    if turn["role"] == "assistant" and (calls or extra.get("tool_calls")):
-        turn["tool_calls"] = calls or [_legacy_call(call) for call in extra["tool_calls"]]
-    if turn["role"] == "tool":
-        turn |= {key: extra[key] for key in ("tool_call_id", "name") if extra.get(key)}
+    if turn["role"] == "assistant":
+        reasoning = "\n".join(thoughts) or message.additional_kwargs.get("reasoning_content")
+        calls = list(tool_calls(message))
+        turn |= {"reasoning_content": reasoning} if reasoning else {}
+        turn |= {"tool_calls": calls} if calls else {}
+    elif turn["role"] == "tool":
+        turn |= _origin(message)
     return turn
 
 
-def _tool_call(call_id: str | None, name: Any, arguments: Any) -> dict[str, Any]:
+def tool_calls(message: ChatMessage) -> Iterator[dict[str, Any]]:
+    """The calls that a message makes, OpenAI-style: from its blocks, or else from ``additional_kwargs``.
+
+    ``arguments`` are a dict, or text as it was generated.
+    """
+    blocks: list[Any] = [block for block in message.blocks if is_tool_call(block)]
+    for block in blocks:
+        yield _call(block.tool_call_id, block.tool_name, block.tool_kwargs)
+    if not blocks:
+        for call in message.additional_kwargs.get("tool_calls") or ():
+            yield _legacy_call(call)
+
+
+def _origin(message: ChatMessage) -> dict[str, Any]:
+    """Which call a tool's result answers."""
+    extra = message.additional_kwargs
+    found = {key: extra[key] for key in ("tool_call_id", "name") if extra.get(key)}
+    block: Any
+    for block in message.blocks:
+        if is_tool_call(block):
+            found = {"tool_call_id": block.tool_call_id, "name": block.tool_name} | found
+    return {key: value for key, value in found.items() if value}
+
+
+def _call(call_id: str | None, name: Any, arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -60,4 +84,4 @@ def _legacy_call(call: Any) -> dict[str, Any]:
     """A call in ``additional_kwargs``, where OpenAI-style adapters keep it: a dict or an object of their client."""
     data = call if isinstance(call, Mapping) else call.model_dump()
     function = data.get("function", data)
-    return _tool_call(data.get("id"), function.get("name"), function.get("arguments"))
+    return _call(data.get("id"), function.get("name"), function.get("arguments"))

@@ -1,21 +1,41 @@
-"""The fields of the LLM: the engine and the sampling options."""
+"""The fields of the LLM: the engine, the sampling options and how conversations are put to the model."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Self
+import difflib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
-from foreword import EngineHandle, SamplingParams
+from foreword import EngineConfig, EngineHandle, SamplingParams, StructuredParams
+from llama_index.llms.foreword import _tools
 
 if TYPE_CHECKING:
     from foreword import Engine
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name != "n")
 """Every option of the engine but ``n``: a LlamaIndex response carries one answer."""
+CHAT_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "canonical_tools", "template_options")
+"""What else a call takes if its prompt goes through the chat template."""
+
+Prompt = str | list[dict[str, Any]]
+"""A text that goes to the model as it is, or messages that go through its chat template."""
+
+
+class Call(NamedTuple):
+    """A checked call.
+
+    Attributes:
+        chat: options of :meth:`foreword.Engine.chat` that are not sampling options; empty for a text.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    chat: dict[str, Any]
 
 
 class ForewordOptions(FunctionCallingLLM):
@@ -43,6 +63,13 @@ class ForewordOptions(FunctionCallingLLM):
         default=True,
         description="Whether the model was tuned to answer. False sends prompts as they are, without chat template.",
     )
+    canonical_tools: bool = Field(
+        default=True,
+        description="Show tools to the model in one order, whatever order they come in, so that they stay cached.",
+    )
+    template_options: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the chat template, e.g. {'enable_thinking': False}."
+    )
     max_tokens: int | None = Field(default=256, description="Tokens to generate at most; None fills the context.")
     temperature: float = Field(default=DEFAULT_TEMPERATURE, description="Divides the logits; 0 is greedy.")
     top_p: float = Field(default=1.0, description="Keep the smallest token set of this probability, in (0, 1].")
@@ -63,8 +90,37 @@ class ForewordOptions(FunctionCallingLLM):
     seed: int | None = Field(default=None, description="Makes the random choices of each call reproducible.")
     logit_bias: dict[int, float] | None = Field(default=None, description="Added to the logits of these token ids.")
     priority: int = Field(default=0, description="Smaller runs first, under the engine's priority policy.")
+    structured: dict[str, Any] | None = Field(
+        default=None,
+        description="What every answer must look like: one of json_schema, regex, grammar and choices.",
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        repr=False,
+        description="Cached tokens are shared only with calls of the same salt, e.g. of one tenant.",
+    )
 
     _handle: EngineHandle = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_foreword_fields(cls, data: Any) -> Any:
+        known = cls.model_fields
+        for name in data if cls.model_config.get("extra") == "forbid" and isinstance(data, Mapping) else ():
+            if name not in known:
+                raise ValueError(_unknown(str(name), data[name], list(known)))
+        return data
+
+    @field_validator("structured", mode="before")
+    @classmethod
+    def _plain_structured(cls, value: Any) -> Any:
+        """A dict, which can be written as JSON, of what may come as :class:`foreword.StructuredParams`."""
+        if not isinstance(value, StructuredParams):
+            return value
+        plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {
+            name: each for name, each in plain.items() if each != StructuredParams.__dataclass_fields__[name].default
+        }
 
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
@@ -89,6 +145,27 @@ class ForewordOptions(FunctionCallingLLM):
             values[name] = empty if values[name] is None else values[name]
         return SamplingParams.build(**values)
 
+    def _call(self, prompt: Prompt, options: dict[str, Any]) -> Call:
+        """A call with everything checked that can be checked before the engine is there.
+
+        Raises:
+            ValueError: an option is unknown, out of range, or not for this kind of prompt; the message names it.
+        """
+        given = {name: options[name] for name in CHAT_OPTIONS if options.get(name) is not None}
+        params = self._sampling({name: value for name, value in options.items() if name not in CHAT_OPTIONS})
+        if isinstance(prompt, str):
+            if given:
+                raise ValueError(
+                    f"{', '.join(given)}: only for prompts that go through the chat template, not for text"
+                )
+            return Call(prompt, params, {})
+        if "tools" in given:
+            given["tools"] = _tools.definitions(given["tools"])
+        if "tool_choice" in given:
+            given["tool_choice"] = _tools.choice(given["tool_choice"])
+        fields: dict[str, Any] = {"template_options": self.template_options} if self.template_options else {}
+        return Call(prompt, params, {"canonical_tools": self.canonical_tools} | fields | given)
+
     def get_engine(self) -> Engine:
         """The engine behind this LLM, loaded on first use: ``stats()``, ``encode``, ``reset_prefix_cache()``."""
         return self._handle.get(self.model)
@@ -103,3 +180,22 @@ class ForewordOptions(FunctionCallingLLM):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self.model_copy()  # an engine cannot be copied; the copies share it
+
+
+def _unknown(name: str, value: Any, known: list[str]) -> str:
+    """Why ``name`` is no field, and what was probably meant."""
+    of_engine = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
+    if name in of_engine:
+        return f"{name} is an option of the engine: give engine_options={{{name!r}: {value!r}}}"
+    if name == "n":
+        return "n is not available here: a LlamaIndex response carries one answer"
+    if name in CHAT_OPTIONS:
+        return f"{name} belongs to a call, not to the LLM: give it to chat()"
+    meant = difflib.get_close_matches(name, [*known, *of_engine], n=3, cutoff=0.7)
+    if not meant:
+        return f"unknown option {name!r}; known are {', '.join(sorted(known))}"
+    return f"unknown option {name!r}: is {' or '.join(_place(each, of_engine) for each in meant)} meant?"
+
+
+def _place(name: str, of_engine: list[str]) -> str:
+    return f"engine_options={{{name!r}: ...}}" if name in of_engine else name

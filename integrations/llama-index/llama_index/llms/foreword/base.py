@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -19,19 +19,31 @@ from llama_index.core.base.llms.types import (
     MessageRole,
 )
 from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
+from llama_index.core.instrumentation.events.llm import (
+    LLMStructuredPredictEndEvent,
+    LLMStructuredPredictInProgressEvent,
+    LLMStructuredPredictStartEvent,
+)
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import Model, PydanticProgramMode
+from llama_index_instrumentation import get_dispatcher
 
+from llama_index.llms.foreword import _structured, _tools
 from llama_index.llms.foreword._messages import to_dicts
-from llama_index.llms.foreword._options import SAMPLING_FIELDS, ForewordOptions
+from llama_index.llms.foreword._options import SAMPLING_FIELDS, Prompt
 from llama_index.llms.foreword._responses import chat_response, completion_response
+from llama_index.llms.foreword._running import ForewordCalls
 
-Response = TypeVar("Response", ChatResponse, CompletionResponse)
-Prompt = str | list[dict[str, Any]]
-"""A text that goes to the model as it is, or messages that go through its chat template."""
+if TYPE_CHECKING:
+    from llama_index.core.program.utils import FlexibleModel
+    from llama_index.core.tools import BaseTool
+
+dispatcher = get_dispatcher(__name__)
 
 
-class Foreword(ForewordOptions):
+class Foreword(ForewordCalls):
     """An LLM that runs in this process and computes every shared beginning once.
 
     The model loads on first use. LLMs with equal ``model`` and ``engine_options`` share one engine, also with
@@ -71,14 +83,14 @@ class Foreword(ForewordOptions):
             context_window=self.get_engine().max_model_len,
             num_output=self.max_tokens or DEFAULT_NUM_OUTPUTS,
             is_chat_model=self.is_chat_model,
-            is_function_calling_model=False,
+            is_function_calling_model=self.is_chat_model,
             model_name=self.model,
             system_role=MessageRole.SYSTEM,
         )
 
     def to_payload(self) -> dict[str, Any]:
-        """What events say about this LLM; unlike :attr:`metadata` it never loads a model."""
-        options = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        """What events say about this LLM; unlike :attr:`metadata` it never loads a model. A salt stays a secret."""
+        options = {name: getattr(self, name) for name in SAMPLING_FIELDS if name != "cache_salt"}
         return {"class_name": self.class_name(), "model_name": self.model, **options}
 
     # -- chat --------------------------------------------------------------------------------------------------
@@ -124,10 +136,180 @@ class Foreword(ForewordOptions):
 
     # -- tools -------------------------------------------------------------------------------------------------
 
-    def _prepare_chat_with_tools(self, *_: Any, tool_required: bool = False, **__: Any) -> NoReturn:
-        raise NotImplementedError(
-            "Foreword does not call functions yet (metadata.is_function_calling_model is False): use a ReActAgent"
-        )
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,  # noqa: ARG002  (part of the interface)
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Arguments of a chat in which the model may, or with ``tool_required`` must, call tools.
+
+        Args:
+            tool_choice: "auto", "none", "required", or the name of the tool to call; it outdoes ``tool_required``.
+
+        Raises:
+            ValueError: a tool's schema cannot be enforced, or the choice is no tool; the message says which.
+        """
+        user = ChatMessage(role=MessageRole.USER, content=user_msg) if isinstance(user_msg, str) else user_msg
+        messages = [*(chat_history or []), *([] if user is None else [user])]
+        choice = _tools.choice(tool_choice, tool_required)
+        if not tools and choice in ("auto", "none"):
+            return {"messages": messages, **kwargs}
+        chat: dict[str, Any] = {"tools": _tools.definitions(tools), "tool_choice": choice}
+        _tools.check(chat["tools"], choice, allow_parallel_tool_calls)
+        return {"messages": messages, **chat, "parallel_tool_calls": allow_parallel_tool_calls, **kwargs}
+
+    def get_tool_calls_from_response(
+        self,
+        response: ChatResponse,
+        error_on_no_tool_call: bool = True,
+        **kwargs: Any,  # noqa: ARG002  (part of the interface)
+    ) -> list[ToolSelection]:
+        """The calls in a response; while it streams, with the arguments that have come so far.
+
+        Raises:
+            ValueError: there is none, and ``error_on_no_tool_call``; or the answer was cut short inside one.
+        """
+        found = _tools.selections(response)
+        if not found and error_on_no_tool_call:
+            raise ValueError(f"the model called no tool, it answered {response.message.content!r}")
+        return found
+
+    # -- structured prediction ---------------------------------------------------------------------------------
+
+    def structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """An object of ``output_cls``: a grammar makes of its JSON schema that no other answer is possible.
+
+        Args:
+            llm_kwargs: options of the call, e.g. ``{"max_tokens": 512}``.
+            **prompt_args: what fills the prompt's variables.
+
+        Raises:
+            ValueError: before anything runs, the schema asks for what a grammar cannot enforce, naming the keyword;
+                after, the answer was cut short, or validators of the class refuse it.
+        """
+        if self._has_own_program():
+            predicted: Model = super().structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            return predicted
+        ask, options = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        if isinstance(ask, str):
+            found = _structured.whole_object(output_cls, self.complete(ask, formatted=True, **options))
+        else:
+            found = _structured.whole_object(output_cls, self.chat(ask, **options))
+        dispatcher.event(LLMStructuredPredictEndEvent(output=found))
+        return found
+
+    async def astructured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Model:
+        """:meth:`structured_predict` for asyncio."""
+        if self._has_own_program():
+            predicted: Model = await super().astructured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+            return predicted
+        ask, options = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        if isinstance(ask, str):
+            found = _structured.whole_object(output_cls, await self.acomplete(ask, formatted=True, **options))
+        else:
+            found = _structured.whole_object(output_cls, await self.achat(ask, **options))
+        dispatcher.event(LLMStructuredPredictEndEvent(output=found))
+        return found
+
+    def stream_structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Model | FlexibleModel, None, None]:
+        """:meth:`structured_predict` that yields the object as it grows.
+
+        Until the fields are enough for ``output_cls``, it yields objects with the fields so far; the last one is of
+        the class. A schema that cannot be enforced raises here, before the first object is asked for.
+        """
+        if self._has_own_program():
+            return super().stream_structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+        ask, options = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        responses: Any
+        if isinstance(ask, str):
+            responses = self.stream_complete(ask, formatted=True, **options)
+        else:
+            responses = self.stream_chat(ask, **options)
+
+        def objects() -> Generator[Model | FlexibleModel, None, None]:
+            growing = _structured.GrowingObject(output_cls)
+            with contextlib.closing(responses):
+                for response in responses:
+                    found = growing.read(response)
+                    if found is not None:
+                        dispatcher.event(LLMStructuredPredictInProgressEvent(output=found))
+                        yield found
+            dispatcher.event(LLMStructuredPredictEndEvent(output=growing.last))
+
+        return objects()
+
+    async def astream_structured_predict(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Model | FlexibleModel, None]:
+        """:meth:`stream_structured_predict` for asyncio."""
+        if self._has_own_program():
+            return await super().astream_structured_predict(output_cls, prompt, llm_kwargs, **prompt_args)
+        ask, options = self._structured_call(output_cls, prompt, llm_kwargs, prompt_args)
+        responses: Any
+        if isinstance(ask, str):
+            responses = await self.astream_complete(ask, formatted=True, **options)
+        else:
+            responses = await self.astream_chat(ask, **options)
+
+        async def objects() -> AsyncGenerator[Model | FlexibleModel, None]:
+            growing = _structured.GrowingObject(output_cls)
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    found = growing.read(response)
+                    if found is not None:
+                        dispatcher.event(LLMStructuredPredictInProgressEvent(output=found))
+                        yield found
+            dispatcher.event(LLMStructuredPredictEndEvent(output=growing.last))
+
+        return objects()
+
+    def _has_own_program(self) -> bool:
+        """Whether the user asked for one of LlamaIndex's programs by ``pydantic_program_mode``."""
+        return self.pydantic_program_mode != PydanticProgramMode.DEFAULT
+
+    def _structured_call(
+        self,
+        output_cls: type[Model],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None,
+        prompt_args: dict[str, Any],
+    ) -> tuple[str | list[ChatMessage], dict[str, Any]]:
+        """What to ask, text for a base model, and with which options."""
+        event = LLMStructuredPredictStartEvent(output_cls=output_cls, template=prompt, template_args=prompt_args)
+        dispatcher.event(event)
+        schema = _structured.schema_text(output_cls)
+        options = _structured.options(schema, llm_kwargs)
+        if self.is_chat_model:
+            return _structured.with_instructions(self._get_messages(prompt, **prompt_args), schema), options
+        return f"{self._get_prompt(prompt, **prompt_args)}\n\n{_structured.instructions(schema)}\n", options
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
@@ -145,64 +327,3 @@ class Foreword(ForewordOptions):
         if not self.is_chat_model:
             return self._extend_prompt(prompt)
         return to_dicts(self._extend_messages([ChatMessage(role=MessageRole.USER, content=prompt)]))
-
-    # -- running -----------------------------------------------------------------------------------------------
-
-    def _run(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]) -> Response:
-        params = self._sampling(options)
-        engine = self._handle.get(self.model)
-        output = engine.generate(prompt, params) if isinstance(prompt, str) else engine.chat(prompt, params)
-        return respond(engine, output.text, output.outputs[0], output)
-
-    async def _arun(self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]) -> Response:
-        params = self._sampling(options)
-        engine = await self._handle.aget(self.model)
-        if isinstance(prompt, str):
-            output = await engine.agenerate(prompt, params)
-        else:
-            output = await engine.achat(prompt, params)
-        return respond(engine, output.text, output.outputs[0], output)
-
-    def _stream(
-        self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]
-    ) -> Generator[Response, None, None]:
-        """Input errors are raised here, before the first response is asked for."""
-        params = self._sampling(options)
-        engine = self._handle.get(self.model)
-        pieces = engine.stream(prompt, params) if isinstance(prompt, str) else engine.stream_chat(prompt, params)
-
-        def responses() -> Generator[Response, None, None]:
-            text = ""
-            with contextlib.closing(pieces):  # closing it cancels the request
-                for piece in pieces:
-                    text += piece.text
-                    if _is_worth_showing(piece):
-                        yield _with_delta(respond(engine, text, piece, piece.output), piece.text)
-
-        return responses()
-
-    async def _astream(
-        self, prompt: Prompt, options: dict[str, Any], respond: Callable[..., Response]
-    ) -> AsyncGenerator[Response, None]:
-        params = self._sampling(options)
-        engine = await self._handle.aget(self.model)
-        pieces = engine.astream(prompt, params) if isinstance(prompt, str) else engine.astream_chat(prompt, params)
-
-        async def responses() -> AsyncGenerator[Response, None]:
-            text = ""
-            async with contextlib.aclosing(pieces):
-                async for piece in pieces:
-                    text += piece.text
-                    if _is_worth_showing(piece):
-                        yield _with_delta(respond(engine, text, piece, piece.output), piece.text)
-
-        return responses()
-
-
-def _is_worth_showing(piece: Any) -> bool:
-    return bool(piece.text) or piece.logprobs is not None or piece.output is not None
-
-
-def _with_delta(response: Response, delta: str) -> Response:
-    response.delta = delta
-    return response

@@ -1,0 +1,181 @@
+"""Fields of the LLM, options of its calls, and what is said about those that do not exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+
+from llama_index.llms.foreword import Foreword
+from llama_index.llms.foreword._messages import to_dicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from foreword import Engine
+
+MESSAGES = [ChatMessage(role="user", content="Name the three primary colours, please.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (
+            "kv_cache_memory",
+            "1GiB",
+            r"kv_cache_memory is an option of the engine: .*engine_options=\{'kv_cache_memory'",
+        ),
+        ("max_model_len", 512, r"max_model_len is an option of the engine"),
+        ("temprature", 0.5, r"unknown option 'temprature': is temperature meant\?"),
+        ("max_new_tokens", 8, r"unknown option 'max_new_tokens': .*max_tokens"),
+        ("block_sizes", 8, r"unknown option 'block_sizes': is engine_options=\{'block_size': \.\.\.\} meant\?"),
+        ("qqqq", 1, r"unknown option 'qqqq'; known are .*temperature"),
+        ("tools", [], "tools belongs to a call"),
+        ("n", 2, "n is not available here"),
+    ],
+)
+def test_an_unknown_field_is_named_with_the_way_out(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Foreword(**{name: value})
+
+
+def test_a_subclass_may_have_fields_of_its_own() -> None:
+    class Mine(Foreword):
+        nickname: str = "none"
+
+    assert Mine(nickname="fore").nickname == "fore"
+    with pytest.raises(ValueError, match="is nickname meant"):
+        Mine(nicknam="fore")
+
+
+# -- cache salt ------------------------------------------------------------------------------------------------
+
+
+def test_salts_isolate_and_the_same_salt_hits(cold: Engine) -> None:
+    """V16016."""
+
+    def cached(salt: str | None, **options: Any) -> int:
+        llm = Foreword(engine=cold, temperature=0, max_tokens=2, cache_salt=salt)
+        found: int = llm.chat(MESSAGES, **options).raw["usage"]["cached_tokens"]
+        return found
+
+    prompt = cold.count_tokens(to_dicts(MESSAGES))
+    assert [cached("a"), cached("b"), cached(None)] == [0, 0, 0]
+    assert [cached("a"), cached("b"), cached(None)] == [prompt - 1] * 3
+    assert cached(None, cache_salt="c") == 0
+    assert cached("a", cache_salt="c") == prompt - 1
+
+
+def test_a_salt_is_kept_and_stays_out_of_traces() -> None:
+    llm = Foreword(cache_salt="tenant-7")
+    assert "tenant-7" not in repr(llm)
+    assert "cache_salt" not in llm.to_payload()
+    assert Foreword.from_dict(llm.to_dict()).cache_salt == "tenant-7"
+
+
+# -- the chat template -----------------------------------------------------------------------------------------
+
+
+def test_options_of_the_chat_template(engine: Engine) -> None:
+    llm = Foreword(engine=engine, max_tokens=2, template_options={"add_generation_prompt": False})
+    with pytest.raises(ValueError, match="add_generation_prompt"):
+        llm.chat(MESSAGES)
+    assert Foreword(engine=engine, max_tokens=2, template_options={"unused": 1}).chat(MESSAGES).raw
+
+
+@pytest.mark.parametrize(
+    "option", [{"template_options": {"a": 1}}, {"tool_choice": "auto"}, {"canonical_tools": False}]
+)
+def test_a_text_takes_no_options_of_the_chat_template(engine: Engine, option: dict[str, Any]) -> None:
+    llm = Foreword(engine=engine, max_tokens=2)
+    with pytest.raises(ValueError, match=next(iter(option))):
+        llm.complete("Hello", formatted=True, **option)
+
+
+# -- messages --------------------------------------------------------------------------------------------------
+
+
+def test_the_next_turn_finds_the_answer_computed(cold: Engine) -> None:
+    """L15695, and more: the match reaches to the last token but one of the answer."""
+    llm = Foreword(engine=cold, temperature=0, max_tokens=24)
+    first = list(llm.stream_chat(MESSAGES))[-1]
+    history = [*MESSAGES, first.message, ChatMessage(role="user", content="And the secondary ones?")]
+    second = llm.chat(history)
+    usage = first.raw["usage"]
+    assert second.raw["usage"]["cached_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] - 1
+
+
+def test_reasoning_goes_back_as_reasoning() -> None:
+    from llama_index.core.base.llms.types import CacheControl, CachePoint, TextBlock, ThinkingBlock
+
+    blocks = [
+        ThinkingBlock(content="Hm."),
+        TextBlock(text="Yes."),
+        CachePoint(cache_control=CacheControl(type="ephemeral")),
+    ]
+    (turn,) = to_dicts([ChatMessage(role="assistant", blocks=blocks)])
+    assert turn == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    (turn,) = to_dicts([ChatMessage(role="assistant", content="Yes.", additional_kwargs={"reasoning_content": "Hm."})])
+    assert turn == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    (turn,) = to_dicts([ChatMessage(role="user", content="Why?", additional_kwargs={"reasoning_content": "Hm."})])
+    assert turn == {"role": "user", "content": "Why?"}
+
+
+def test_a_result_says_which_call_it_answers() -> None:
+    from llama_index.core.base.llms.types import TextBlock, ToolCallBlock
+
+    extra = {"tool_call_id": "call-one1", "name": "add"}
+    expected = {"role": "tool", "content": "3", **extra}
+    call = ToolCallBlock(tool_call_id="call-one1", tool_name="add", tool_kwargs={})
+    assert to_dicts([ChatMessage(role="tool", content="3", additional_kwargs=extra)]) == [expected]
+    assert to_dicts([ChatMessage(role="tool", blocks=[TextBlock(text="3"), call])]) == [expected]
+
+
+# -- streaming -------------------------------------------------------------------------------------------------
+
+
+def test_reasoning_streams_apart_from_the_answer(engine: Engine) -> None:
+    """The parts as the engine takes them apart; the default model does not reason by itself."""
+    from llama_index.core.base.llms.types import ThinkingBlock
+
+    from foreword import MessageDelta, OutputChunk
+    from llama_index.llms.foreword._responses import chat_response
+    from llama_index.llms.foreword._turn import Turn
+
+    turn, seen = Turn(), []
+    for delta in (MessageDelta(reasoning="Let me"), MessageDelta(reasoning=" see."), MessageDelta(content="Yes.")):
+        piece = OutputChunk("req-0", 0, "text", [1], delta=delta)
+        assert turn.add(piece)
+        response = chat_response(engine, turn, piece, None)
+        thoughts = [block.content for block in response.message.blocks if isinstance(block, ThinkingBlock)]
+        seen.append((thoughts, response.message.content, response.additional_kwargs.get("thinking_delta"), turn.delta))
+    assert seen == [
+        (["Let me"], "", "Let me", ""),
+        (["Let me see."], "", " see.", ""),
+        (["Let me see."], "Yes.", None, "Yes."),
+    ]
+
+
+async def test_a_stream_and_a_batch_at_the_same_time(engine: Engine, idle: Callable[[], None]) -> None:
+    """V2125: one engine serves both."""
+    llm = Foreword(engine=engine, temperature=0, max_tokens=10)
+    alone = llm.chat(MESSAGES).message.content
+    stream = await llm.astream_chat(MESSAGES)
+    first = await anext(stream)
+    batch = [await llm.achat(MESSAGES) for _ in range(3)]
+    rest = [response async for response in stream]
+    assert {response.message.content for response in (rest[-1], *batch)} == {alone}
+    assert alone.startswith(first.message.content)
+    idle()
+
+
+async def test_predict_in_all_forms(engine: Engine) -> None:
+    """What query engines call: a prompt template in, text or tokens out."""
+    llm = Foreword(engine=engine, temperature=0, max_tokens=12, system_prompt="Be brief.")
+    prompt = PromptTemplate("What is the capital of {country}?")
+    whole = llm.predict(prompt, country="France")
+    assert await llm.apredict(prompt, country="France") == whole
+    assert "".join(llm.stream(prompt, country="France")) == whole
+    assert "".join([token async for token in await llm.astream(prompt, country="France")]) == whole
