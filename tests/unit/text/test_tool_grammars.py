@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from foreword.text.tools.base import ToolFormat, quote
+from foreword.text.tools.gemma import Gemma4Format, GemmaFormat
 from foreword.text.tools.hermes import GenericFormat, HermesFormat
 from foreword.text.tools.llama3 import Llama3Format
 from foreword.text.tools.mistral import MistralArgsFormat, MistralFormat
@@ -23,8 +24,11 @@ FORMATS: dict[str, ToolFormat] = {
     "mistral without a gap": MistralFormat(gap=""),
     "mistral-args": MistralArgsFormat(),
     "mistral-args with ids": MistralArgsFormat(with_id=True),
+    "gemma": GemmaFormat(),
+    "gemma4": Gemma4Format(),
 }
 MARKERS = sorted({marker for form in FORMATS.values() for marker in form.markers})
+QUOTATIONS = [form.quotation for form in FORMATS.values() if isinstance(form, GemmaFormat)]
 EOS = 256
 SPECIAL = {marker: EOS + 1 + index for index, marker in enumerate(MARKERS)}
 CITY = {"type": "object", "properties": {"name": {"type": "string"}, "zip": {"type": "integer"}}, "required": ["name"]}
@@ -82,14 +86,17 @@ def json_source(schema: Mapping[str, Any]) -> str:
 def ids(text: str, special: bool) -> list[int]:
     """``text`` in tokens; markers that stand outside of JSON strings as special tokens, if ``special``."""
     found: list[int] = []
-    in_string = False
+    quotation = ""  # what ends the string that we are in
     while text:
         marker = next((marker for marker in MARKERS if text.startswith(marker)), None)
-        if special and marker is not None and not in_string:
+        if special and marker is not None and quotation in ("", marker):
             found.append(SPECIAL[marker])
+            if marker in QUOTATIONS:
+                quotation = "" if quotation else marker
             text = text[len(marker) :]
             continue
-        in_string ^= text[0] == '"'
+        if text[0] == '"' and quotation in ("", '"'):
+            quotation = "" if quotation else '"'
         found += text[0].encode()
         text = text[1:]
     return found
@@ -163,11 +170,10 @@ def test_a_call_that_has_begun_is_enforced(form: ToolFormat, special: bool, para
     good = form.write_calls([("get_weather", {"city": {"name": "Rome", "zip": 1}})])
     before = "" if isinstance(form, Llama3Format) else "Let me see.\n"
     assert read(form, before + good, special=special, parallel=parallel) == "whole"
-    for wrong, instead in (
-        ("get_weather", "get_wheather"),
-        ('"zip": 1', '"zip": "1"'),
-        ('"name": "Rome"', '"nome": 1'),
-    ):
+    wrongs = [("get_weather", "get_wheather"), ('"zip": 1', '"zip": "1"'), ('"name": "Rome"', '"nome": 1')]
+    if isinstance(form, GemmaFormat):
+        wrongs = [("get_weather", "get_wheather"), ("zip:1", "zip:a"), ("name:", "nome:")]
+    for wrong, instead in wrongs:
         assert wrong in good
         rest = read(form, before + good.replace(wrong, instead), special=special, parallel=parallel)
         assert rest not in ("whole", "begun")
@@ -175,7 +181,7 @@ def test_a_call_that_has_begun_is_enforced(form: ToolFormat, special: bool, para
 
 
 def test_an_opener_spelled_with_ordinary_tokens_begins_a_call_too() -> None:
-    for form in (HermesFormat(), MistralFormat(), MistralArgsFormat()):
+    for form in (HermesFormat(), MistralFormat(), MistralArgsFormat(), GemmaFormat()):
         opener = form.opener
         source = form.grammar(
             TOOLS, choice="auto", parallel=True, answer=None, literal=lambda m: f"<[{SPECIAL[m]}]>", json=json_source
@@ -222,3 +228,73 @@ def test_llama_answers_in_json_when_calls_are_off() -> None:
 def test_mistral_may_give_an_id() -> None:
     text = '[TOOL_CALLS] [{"name": "ping", "arguments": {}, "id": "abcDEF123"}]'
     assert read(MistralFormat(), text, choice="any") == "whole"
+
+
+def gemma_reads(text: str, schema: Mapping[str, Any], special: bool = True) -> bool:
+    """Whether the arguments ``text`` of a tool with one parameter of ``schema`` are accepted."""
+    form = GemmaFormat()
+    parameters = {"type": "object", "properties": {"x": schema}, "$defs": {"N": {"type": "null"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    source = form.grammar(
+        [tool],
+        choice="any",
+        parallel=False,
+        answer=None,
+        literal=lambda marker: f"<[{SPECIAL[marker]}]>" if special else quote(marker),
+        json=json_source,
+    )
+    matcher = LLMatcher(TOKENIZER, "start: answer\n" + source)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = ids(f"<start_function_call>call:f{text}<end_function_call>", special)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string"}, ['{x:<escape>a{b},\n"<escape>}', "{x:<escape><escape>}", "{}"], ["{x:a}", "{x:1}", "{,}"]),
+        ({"type": "integer", "minimum": 3}, ["{x:3}", "{x:40}"], ["{x:2}", "{x:3.5}", "{x:<escape>3<escape>}"]),
+        ({"type": ["boolean", "null"], "default": None}, ["{x:true}", "{x:null}"], ["{x:True}", "{x:0}"]),
+        ({"enum": ["a", 1, None], "description": "d"}, ["{x:<escape>a<escape>}", "{x:1}", "{x:null}"], ["{x:2}"]),
+        ({"const": ""}, ["{x:<escape><escape>}"], ["{x:<escape>a<escape>}"]),
+        ({"anyOf": [{"type": "number"}, {"$ref": "#/$defs/N"}]}, ["{x:1.5}", "{x:null}"], ["{x:true}"]),
+        ({"type": "array", "items": {"type": "integer"}}, ["{x:[]}", "{x:[1,2]}"], ["{x:[1,]}", "{x:1}"]),
+        (
+            {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
+            ["{x:[1,2]}", "{x:[1,2,3]}"],
+            ["{x:[]}", "{x:[1]}", "{x:[1,2,3,4]}"],
+        ),
+        (
+            {"type": "object", "properties": {k: {"type": "integer"} for k in "abc"}, "required": ["b"]},
+            ["{x:{b:1}}", "{x:{a:1,b:2}}", "{x:{b:1,c:2}}", "{x:{a:1,b:2,c:3}}"],
+            ["{x:{}}", "{x:{a:1}}", "{x:{b:1,a:2}}", "{x:{a:1b:2}}", "{x:{b:1,}}"],
+        ),
+        (
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            ["{x:{}}", "{x:{q:1}}", "{x:{q:1,r:2}}"],
+            ["{x:{q:true}}"],
+        ),
+        ({}, ["{x:{a:[1,<escape>b<escape>,{}]}}", "{x:true}"], ["{x:b}", "{x:[1}"]),
+    ],
+)
+@pytest.mark.parametrize("tokens", [True, False], ids=["special", "spelled"])
+def test_schemas_in_gemmas_notation(schema: Any, good: list[str], bad: list[str], tokens: bool) -> None:
+    assert [text for text in good if not gemma_reads(text, schema, tokens)] == []
+    assert [text for text in bad if gemma_reads(text, schema, tokens)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "string", "pattern": "a+"}, "pattern"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": True}, "additionalProperties beside"),
+        ({"allOf": [{"type": "string"}, {"type": "string"}]}, "allOf"),
+        ({"$ref": "#/$defs/missing"}, "missing"),
+        ({"enum": [[1]]}, "enum or const"),
+        (False, "false"),
+    ],
+)
+def test_what_gemmas_notation_cannot_honour_is_refused_by_name(schema: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"tool 'f' cannot be honoured .*{said}"):
+        gemma_reads("{}", schema)

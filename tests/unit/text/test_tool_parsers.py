@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from foreword.core.message import MessageDelta
 from foreword.text.tools.base import ToolFormat
+from foreword.text.tools.gemma import Gemma4Format, GemmaFormat
 from foreword.text.tools.hermes import GenericFormat, HermesFormat
 from foreword.text.tools.llama3 import Llama3Format
 from foreword.text.tools.mistral import MistralArgsFormat, MistralFormat
@@ -24,8 +25,11 @@ FORMATS: dict[str, ToolFormat] = {
     "mistral": MistralFormat(),
     "mistral-args": MistralArgsFormat(),
     "mistral-args with ids": MistralArgsFormat(with_id=True),
+    "gemma": GemmaFormat(),
+    "gemma4": Gemma4Format(),
 }
 MARKED = [name for name in FORMATS if name != "llama3"]
+JSON = [name for name, form in FORMATS.items() if not isinstance(form, GemmaFormat)]
 Read = tuple[str, list[tuple[str, str]]]
 
 
@@ -64,7 +68,7 @@ VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
-    | st.floats(allow_nan=False)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text()
     | st.sampled_from(["</tool_call>", "}", '"', "[ARGS]"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -76,7 +80,7 @@ CALLS = st.lists(st.tuples(NAMES, st.dictionaries(st.text(), VALUES, max_size=4)
 
 @settings(max_examples=60, deadline=None)
 @given(calls=CALLS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", JSON)
 def test_calls_come_back_as_they_were_written(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     content, found = read(FORMATS[name], FORMATS[name].write_calls(calls))
     assert content == ""
@@ -169,7 +173,9 @@ def test_content_around_calls_is_kept_without_the_space_of_the_markup(name: str)
     assert read(form, f"{one}\n\nb\n{two}") == ("b", [("f", '{"x": 1}'), ("g", "{}")])
 
 
-def test_arguments_stream_as_they_come(form: ToolFormat) -> None:
+@pytest.mark.parametrize("name", JSON)
+def test_arguments_stream_as_they_come(name: str) -> None:
+    form = FORMATS[name]
     text = form.write_calls([("f", {"city": "Rome", "days": [1, 2]})])
     arguments = '{"city": "Rome", "days": [1, 2]}'
     parser = form.parser()
@@ -282,3 +288,54 @@ def test_an_id_that_mistral_gives_is_kept() -> None:
     parser = MistralArgsFormat().parser()
     (call,) = parser.append("[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{}").tool_calls
     assert (call.id, call.name, call.arguments) == ("abcDEF123", "f", "{}")
+
+
+PLAIN_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(arguments=st.dictionaries(NAMES, PLAIN_VALUES, max_size=4), data=st.data())
+@pytest.mark.parametrize("name", ["gemma", "gemma4"])
+def test_gemmas_notation_becomes_json(name: str, arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = FORMATS[name].write_calls([("f", arguments), ("g", json.dumps(arguments))])
+    cut = data.draw(st.integers(0, len(text)))
+    content, found = read(FORMATS[name], text[:cut], text[cut:])
+    assert content == ""
+    assert [(called, json.loads(given)) for called, given in found] == [("f", arguments), ("g", arguments)]
+
+
+def test_gemmas_strings_stream() -> None:
+    parser = GemmaFormat().parser()
+    pieces = ["<start_function_call>call:f{city:", "<escape>", "Ro", "me <", "b>", "<esc", "ape>}<end_function_call>"]
+    seen = ["".join(call.arguments for call in parser.append(piece).tool_calls) for piece in pieces]
+    assert seen == ['{"city": ', '"', "Ro", "me ", "<b>", "", '"}']
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("{a:True,b:None,c:-1.5e3}", '{"a": true, "b": null, "c": -1.5e3}'),
+        ("{ a : 1 , b : <escape>x<escape> }", '{"a": 1, "b": "x"}'),
+        ("{<escape>a<escape>:1}", '{"a": 1}'),
+        ("{city:Rome,list:[a,{}]}", '{"city": "Rome", "list": ["a", {}]}'),
+        ('{q:<escape>"\\\n}<escape>}', '{"q": "\\"\\\\\\n}"}'),
+        ("{}", "{}"),
+    ],
+)
+def test_gemmas_values(written: str, arguments: str) -> None:
+    json.loads(arguments)
+    text = f"Hm.\n<start_function_call>call:f{written}<end_function_call>"
+    assert read(GemmaFormat(), *text) == ("Hm.", [("f", arguments)])
+
+
+def test_gemmas_calls_that_are_broken() -> None:
+    opener = "<start_function_call>"
+    assert read(GemmaFormat(), opener + "f{}") == (opener + "f{}", [])
+    assert read(GemmaFormat(), opener + "call:f") == (opener + "call:f", [])
+    assert read(GemmaFormat(), opener + "call:f{x:<escape>a b<es") == ("", [("f", '{"x": "a b<es')])
+    assert read(GemmaFormat(), opener + "call:f{x:12") == ("", [("f", '{"x": 12')])
+    assert read(GemmaFormat(), opener + "call:f{x:12<end_function_call>") == ("", [("f", '{"x": 12')])

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from foreword.text.tools.base import ToolFormat
+from foreword.text.tools.gemma import Gemma4Format, GemmaFormat
 from foreword.text.tools.hermes import GenericFormat, HermesFormat
 from foreword.text.tools.llama3 import Llama3Format
 from foreword.text.tools.mistral import MistralArgsFormat, MistralFormat
@@ -41,6 +42,9 @@ def recognise(template: ChatTemplate) -> ToolFormat:
         return MistralFormat(parallel, mistral[1])
     if mistral := _MISTRAL_ARGS.search(shown):
         return MistralArgsFormat(parallel, with_id=mistral[1] is not None)
+    for gemma in (GemmaFormat, Gemma4Format):
+        if f"{gemma.opener}call:beta_tool{{" in shown:
+            return gemma(parallel)
     if _LLAMA3.search(shown):
         return Llama3Format(parallel and turns.native)
     return GenericFormat()

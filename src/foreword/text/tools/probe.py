@@ -62,7 +62,7 @@ def tool_turns(template: ChatTemplate, with_tools: bool) -> ToolTurns:
     """What ``template`` can do, ``with_tools`` on offer or without."""
     probe = _Probe(template, with_tools)
     one = {as_text: probe.text(probe.turns(1, as_text)) or "" for as_text in (False, True)}
-    as_text = '"key": "value"' not in one[False] and ('"key": "value"' in one[True] or not _complete(one[False], 1))
+    as_text = not _complete(one[False], 1) or "'key'" in one[False]  # an object that is printed as Python's
     if not _complete(one[as_text], 1):
         return ToolTurns(native=False)
     two = probe.text(probe.turns(2, as_text)) or ""
