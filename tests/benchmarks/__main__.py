@@ -13,6 +13,7 @@ from foreword.cli import workloads
 from foreword.cli.workloads import WORKLOADS, Workload
 from foreword.model import embedded
 from foreword.model.source import resolve
+from foreword.text.conversation import encode_chat
 from foreword.text.tokenizer import Tokenizer
 
 from . import catalogue, machine, models, report
@@ -58,7 +59,7 @@ def measure(
     """Run everything; the result is what the JSON file holds."""
     tokenizer = Tokenizer.from_directory(resolve(embedded.NAME).directory)
     word_ids = workloads.words_of(tokenizer.encode, lambda token: tokenizer.decode([token]), tokenizer.vocab_size)
-    question = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
+    question = encode_chat(tokenizer, [{"role": "user", "content": QUESTION}])
     logs = options.data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with Workers(options.peers, options.threads, logs) as workers:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from foreword import Engine
+from foreword.text.conversation import encode_chat
 from support import generate_recorded
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def theirs(model_dir: Path) -> Callable[[list[int], int], Tensor]:
 @pytest.fixture(scope="module")
 def cases(fp32_engine: Engine, theirs: Callable[[list[int], int], Tensor]) -> dict[str, Case]:
     tokenizer = fp32_engine._client.tokenizer
-    prompts = [tokenizer.encode(p) if isinstance(p, str) else tokenizer.encode_chat(p) for p in PROMPTS.values()]
+    prompts = [tokenizer.encode(p) if isinstance(p, str) else encode_chat(tokenizer, p) for p in PROMPTS.values()]
     results = run(fp32_engine, prompts, STEPS)
     return {
         name: Case(prompt, token_ids, logits, theirs(prompt + token_ids[:-1], STEPS))

@@ -109,6 +109,11 @@ class Rendered:
             self.conversations.turns.remember(self.salt, self.index, message, turn)
 
 
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """The token ids of one conversation, up to where the assistant speaks next; see :meth:`Conversations.render`."""
+    return Conversations(tokenizer).render(messages, ChatOptions()).token_ids
+
+
 class Conversations:
     """Renders conversations and remembers the model's turns. Thread-safe."""
 

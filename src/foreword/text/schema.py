@@ -49,7 +49,8 @@ def grammar_source(schema: str) -> str:
     """``schema`` (JSON text) as Lark source of llguidance: ``%json {...}`` with our layout.
 
     - An object with ``properties`` that says nothing about others gets none: what is produced is valid all the same,
-      and a model does not invent keys. Where ``allOf`` or a ``$ref`` beside other keywords merges objects, all are left open.
+      and a model does not invent keys. Where ``allOf`` or a ``$ref`` beside other keywords merges objects, all are
+      left open.
     - What constrains nothing is left out: ``uniqueItems: false``, formats such as ``password`` and ``int64``.
     """
     found = json.loads(schema)
@@ -65,7 +66,7 @@ def grammar_source(schema: str) -> str:
 
 
 def walk(schema: Any, path: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object schema in ``schema``, itself first, with its JSON pointer. Values of ``enum`` and the like are none."""
+    """Every schema in ``schema`` that is an object, itself first, with its JSON pointer."""
     if not isinstance(schema, dict):
         return
     yield path, schema

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foreword.core.errors import ModelLoadError
-from foreword.text.chat import ChatTemplate, Message, fit_messages
+from foreword.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
     import tokenizers
@@ -111,29 +111,6 @@ class Tokenizer:
         if found is None:
             found = self._bytes[token_id] = self._look_up(token_id)
         return found
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """The token ids of a conversation, fitted to the chat template and tokenized as one string.
-
-        The whole string is tokenized at once, because token borders at the seams of pieces need not be those of the
-        whole. The template is in charge of special tokens, so its beginning-of-sequence token is the only one.
-        Without a template of its own the model gets :meth:`ChatTemplate.plain`.
-
-        Raises:
-            ValueError: no messages, a malformed one, or ones that the template refuses; says which and why.
-        """
-        template = self.chat_template or self._plain_template
-        text = template.render(fit_messages(messages, template), tools, add_generation_prompt)
-        return self.encode(text, add_special_tokens=self.chat_template is None)
-
-    @cached_property
-    def _plain_template(self) -> ChatTemplate:
-        return ChatTemplate.plain()
 
     @cached_property
     def _is_byte_level(self) -> bool:

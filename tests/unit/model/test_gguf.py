@@ -24,6 +24,7 @@ from foreword.model.source import home, resolve
 from foreword.ops.cpu import CpuOps
 from foreword.ops.protocol import Quantization, QuantizedWeight
 from foreword.ops.quantize import dequantize, quantize
+from foreword.text.conversation import encode_chat
 from foreword.text.tokenizer import Tokenizer
 
 Q = gguf.GGMLQuantizationType
@@ -334,7 +335,7 @@ def default_model() -> Any:
 )
 def test_the_default_model_answers(default_model: Any, question: str, answer: str) -> None:
     tokenizer = Tokenizer.from_directory(resolve("smollm2-135m").directory)
-    ids = torch.tensor([tokenizer.encode_chat([{"role": "user", "content": question}])])
+    ids = torch.tensor([encode_chat(tokenizer, [{"role": "user", "content": question}])])
     out = default_model.generate(ids, max_new_tokens=9, do_sample=False)
     assert answer in tokenizer.decode(out[0, ids.shape[1] :].tolist())
 
@@ -346,7 +347,7 @@ def test_transformers_reads_the_tokenizer_as_we_do() -> None:
         assert theirs(text).input_ids == ours.encode(text)
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     rendered = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert ours.encode(rendered, add_special_tokens=False) == ours.encode_chat(messages)
+    assert ours.encode(rendered, add_special_tokens=False) == encode_chat(ours, messages)
     assert theirs.eos_token_id in ours.eos_token_ids
 
 

@@ -111,7 +111,8 @@ def test_the_second_start_reads_neither_gguf_nor_torch() -> None:
     resolve("smollm2-135m")
     code = (
         "import sys; from foreword.model.source import resolve; from foreword.text.tokenizer import Tokenizer;"
-        "Tokenizer.from_directory(resolve('smollm2-135m').directory).encode_chat([{'role': 'user', 'content': 'Hi'}]);"
+        "from foreword.text.conversation import encode_chat;"
+        "encode_chat(Tokenizer.from_directory(resolve('smollm2-135m').directory), [{'role': 'user', 'content': 'Hi'}]);"
         "print(sorted({'torch', 'transformers', 'gguf', 'huggingface_hub'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

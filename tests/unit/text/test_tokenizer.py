@@ -13,6 +13,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from foreword.core.errors import ModelLoadError
+from foreword.text.chat import render_chat
+from foreword.text.conversation import encode_chat
 from foreword.text.tokenizer import Tokenizer
 
 # The ids that llama.cpp and the original tokenizer give.
@@ -78,7 +80,7 @@ def test_properties_of_the_default_tokenizer(smollm: Tokenizer) -> None:
 
 def test_trap_25_one_bos_through_the_default_chat_template(smollm: Tokenizer) -> None:
     """<|im_start|> is this model's BOS and opens every turn; the text begins with exactly one."""
-    ids = smollm.encode_chat(MESSAGES)
+    ids = encode_chat(smollm, MESSAGES)
     assert ids[:2] == [1, 9690]  # <|im_start|> system
     assert ids.count(1) == 3  # system, user, assistant
     assert ids == smollm.encode(smollm.decode(ids, skip_special_tokens=False))
@@ -93,7 +95,7 @@ def test_trap_25_one_bos_however_the_text_comes(tmp_path: Path, how: str) -> Non
     assert tokenizer.encode("a") == [0, *letter]
     assert tokenizer.encode("<s>a") == [0, *letter]
     assert tokenizer.encode("<s>a", add_special_tokens=False) == [0, *letter]
-    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [0, *letter]
+    assert encode_chat(tokenizer, [{"role": "user", "content": "a"}]) == [0, *letter]
     assert tokenizer.encode("") == [0]
 
 
@@ -106,7 +108,7 @@ def test_add_bos_token_false_overrules_the_post_processor(tmp_path: Path) -> Non
 def test_trap_25_without_a_template_there_is_one_bos_too(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(write(tmp_path, post=True, tokenizer_config=CONFIG))
     assert tokenizer.chat_template is None
-    ids = tokenizer.encode_chat([{"role": "user", "content": "a"}])
+    ids = encode_chat(tokenizer, [{"role": "user", "content": "a"}])
     assert ids.count(0) == 1
     assert tokenizer.decode(ids) == "User: a\n\nAssistant:"
 
@@ -115,14 +117,15 @@ def test_trap_26_a_conversation_is_tokenized_as_one_string(smollm: Tokenizer) ->
     """Seams fall where they fall in the whole text, even where the pieces on their own would give other tokens."""
     assert smollm.chat_template is not None
     text = smollm.chat_template.render(MESSAGES)
-    assert smollm.encode_chat(MESSAGES) == smollm.encode(text, add_special_tokens=False)
+    assert encode_chat(smollm, MESSAGES) == smollm.encode(text, add_special_tokens=False)
     assert smollm.encode("Hello wor") + smollm.encode("ld") != smollm.encode("Hello world")  # why it matters
 
 
 def test_trap_26_a_longer_conversation_begins_with_the_tokens_of_the_shorter(smollm: Tokenizer) -> None:
     longer = [*MESSAGES, {"role": "assistant", "content": " Hi\n"}, {"role": "user", "content": "3.14"}]
-    first, second = (smollm.encode_chat(messages, add_generation_prompt=False) for messages in (MESSAGES, longer))
-    assert second[: len(first)] == first
+    assert smollm.chat_template is not None
+    first = smollm.encode(render_chat(smollm.chat_template, MESSAGES, add_generation_prompt=False))
+    assert encode_chat(smollm, longer)[: len(first)] == first
 
 
 def test_end_ids_are_collected_from_every_file(tmp_path: Path) -> None:

@@ -1,0 +1,172 @@
+"""From messages to tokens and back, with the model's own turns put back token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from foreword.core.message import AssistantMessage
+from foreword.core.sampling import SamplingParams
+from foreword.core.structured import StructuredParams
+from foreword.text.chat import ChatTemplate
+from foreword.text.conversation import ChatOptions, Conversations, Rendered
+from foreword.text.tokenizer import Tokenizer
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+START: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to 3."}]
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and m.reasoning_content and keep_thoughts %}<think>\n{{ m.reasoning_content }}\n"
+    "</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def conversations(smollm: Tokenizer) -> Conversations:
+    return Conversations(smollm)
+
+
+@pytest.fixture
+def thinking(smollm: Tokenizer) -> Conversations:
+    tokenizer = Tokenizer(
+        smollm._backend,
+        special_tokens=smollm.special_tokens,
+        eos_token_ids=smollm.eos_token_ids,
+        chat_template=ChatTemplate(THINKING),
+    )
+    return Conversations(tokenizer)
+
+
+def answer(rendered: Rendered, tokenizer: Tokenizer, token_ids: list[int], text: str | None = None) -> AssistantMessage:
+    """What the engine does with generated tokens."""
+    parser = rendered.parser()
+    said = tokenizer.decode(token_ids) if text is None else text
+    parser.append(said)
+    parser.finish()
+    message = parser.message()
+    rendered.remember(message, said, token_ids)
+    return message
+
+
+def odd_spelling(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Another way to spell ``text`` than the tokenizer's own: letter by letter."""
+    ids = [token for char in text for token in tokenizer.encode(char)]
+    assert ids != tokenizer.encode(text)
+    return ids
+
+
+END = 2  # <|im_end|>
+
+
+def test_a_turn_comes_back_in_its_own_tokens(conversations: Conversations, smollm: Tokenizer) -> None:
+    first = conversations.render(START, ChatOptions())
+    spoken = [*odd_spelling(smollm, "one, two, three"), END]
+    message = answer(first, smollm, spoken)
+    messages = [*START, message.as_dict(), {"role": "user", "content": "And back?"}]
+    second = conversations.render(messages, ChatOptions())
+    assert second.token_ids[: len(first.token_ids) + len(spoken)] == first.token_ids + spoken
+    assert smollm.decode(second.token_ids, False) == smollm.decode(smollm.encode(second.text), False)
+    # and the turn after that holds both
+    spoken_2 = [*odd_spelling(smollm, "three, two, one"), END]
+    messages = [*messages, answer(second, smollm, spoken_2).as_dict(), {"role": "user", "content": "Thanks."}]
+    third = conversations.render(messages, ChatOptions())
+    assert third.token_ids[: len(second.token_ids) + len(spoken_2)] == second.token_ids + spoken_2
+
+
+def test_without_its_end_token_the_template_ends_it(conversations: Conversations, smollm: Tokenizer) -> None:
+    """An answer that max_tokens or a grammar ended has no end token; the next prompt has one all the same."""
+    first = conversations.render(START, ChatOptions())
+    spoken = odd_spelling(smollm, "one, two")
+    message = answer(first, smollm, spoken)
+    second = conversations.render([*START, message.as_dict(), {"role": "user", "content": "Go on."}], ChatOptions())
+    assert second.token_ids[: len(first.token_ids) + len(spoken) + 1] == [*first.token_ids, *spoken, END]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: [m[0] | {"content": "Be long."}, *m[1:]],
+        lambda m: [*m[:2], m[2] | {"content": "one, two, four"}, *m[3:]],
+        lambda m: [*m[:3], {"role": "assistant", "content": "!"}, *m[3:]],
+    ],
+    ids=["another system prompt", "an edited answer", "an answer that goes on"],
+)
+def test_what_was_changed_is_tokenized_anew(conversations: Conversations, smollm: Tokenizer, change: Any) -> None:
+    message = answer(conversations.render(START, ChatOptions()), smollm, odd_spelling(smollm, "one, two, three"))
+    messages = change([*START, message.as_dict(), {"role": "user", "content": "Go on."}])
+    rendered = conversations.render(messages, ChatOptions())
+    assert rendered.token_ids == smollm.encode(rendered.text)
+
+
+def test_salts_do_not_share_turns(conversations: Conversations, smollm: Tokenizer) -> None:
+    first = conversations.render(START, ChatOptions(), "a")
+    message = answer(first, smollm, odd_spelling(smollm, "one, two, three"))
+    messages = [*START, message.as_dict(), {"role": "user", "content": "Go on."}]
+    same, other = (conversations.render(messages, ChatOptions(), salt) for salt in ("a", "b"))
+    assert same.text == other.text
+    assert other.token_ids == smollm.encode(other.text) != same.token_ids
+
+
+@pytest.mark.parametrize("text", ["one, tw", None], ids=["cut by a stop string", "with a hidden control token"])
+def test_tokens_that_say_more_than_the_text_are_not_kept(
+    conversations: Conversations, smollm: Tokenizer, text: str | None
+) -> None:
+    spoken = odd_spelling(smollm, "one, two") if text else [*odd_spelling(smollm, "one"), 1, *smollm.encode(" two")]
+    message = answer(conversations.render(START, ChatOptions()), smollm, spoken, text)
+    rendered = conversations.render([*START, message.as_dict(), {"role": "user", "content": "?"}], ChatOptions())
+    assert rendered.token_ids == smollm.encode(rendered.text)
+
+
+def test_a_tool_turn_comes_back_in_its_own_tokens(conversations: Conversations, smollm: Tokenizer) -> None:
+    options = ChatOptions(tools=[TOOL])
+    first = conversations.render(START, options)
+    spoken = odd_spelling(smollm, 'Well.\n<tool_call>\n{"arguments": {}, "name":   "look"}\n</tool_call>')
+    message = answer(first, smollm, [*spoken, END])
+    assert [call.name for call in message.tool_calls] == ["look"]
+    result = {"role": "tool", "content": "nothing", "tool_call_id": message.tool_calls[0].id}
+    second = conversations.render([*START, message.as_dict(), result], options)
+    assert second.token_ids[: len(first.token_ids) + len(spoken) + 1] == [*first.token_ids, *spoken, END]
+    assert "nothing" in smollm.decode(second.token_ids[len(first.token_ids) + len(spoken) :])
+
+
+def test_thoughts_are_kept_only_where_the_template_keeps_them(thinking: Conversations) -> None:
+    tokenizer = thinking.tokenizer
+    first = thinking.render(START, ChatOptions())
+    spoken = [*odd_spelling(tokenizer, "<think>\neasy\n</think>\n\none, two, three"), END]
+    message = answer(first, tokenizer, spoken)
+    assert (message.reasoning, message.content) == ("easy", "one, two, three")
+    messages = [*START, message.as_dict(), {"role": "user", "content": "Go on."}]
+    dropped = thinking.render(messages, ChatOptions())
+    assert dropped.token_ids == tokenizer.encode(dropped.text)
+    assert "easy" not in dropped.text
+    kept = thinking.render(messages, ChatOptions(template_options={"keep_thoughts": True}))
+    assert kept.token_ids[: len(first.token_ids) + len(spoken)] == first.token_ids + spoken
+
+
+def test_tools_that_are_shuffled_are_the_same_prompt(conversations: Conversations) -> None:
+    other = {"type": "function", "function": {"parameters": {"type": "object"}, "name": "act", "description": "d"}}
+    again = {"function": {"description": "d", "name": "act", "parameters": {"type": "object"}}, "type": "function"}
+    one = conversations.render(START, ChatOptions(tools=[TOOL, other]))
+    two = conversations.render(START, ChatOptions(tools=[again, TOOL]))
+    assert one.token_ids == two.token_ids
+    as_given = conversations.render(START, ChatOptions(tools=[TOOL, other], canonical_tools=False))
+    assert as_given.text.index("look") < as_given.text.index("act")
+    assert one.text.index("act") < one.text.index("look")
+
+
+def test_options_are_split_and_checked() -> None:
+    chat, rest = ChatOptions.split({"tools": [TOOL], "tool_choice": "any", "temperature": 0.5})
+    assert (chat.tool_choice, rest) == ("any", {"temperature": 0.5})
+    params = chat.constrain(SamplingParams(structured={"json_schema": {}}))  # type: ignore[arg-type]
+    assert params.structured == StructuredParams(json_schema={}, tools=(TOOL,), tool_choice="any")
+    assert ChatOptions().constrain(SamplingParams()) == SamplingParams()
+    with pytest.raises(ValueError, match="no tools"):
+        ChatOptions(tool_choice="any").constrain(SamplingParams())
+    with pytest.raises(ValueError, match="canonical_tools"):
+        ChatOptions(canonical_tools="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="template_options"):
+        ChatOptions(template_options=[1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"structured\.tools"):
+        chat.constrain(SamplingParams(structured=StructuredParams(tools=(TOOL,))))
