@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from foreword import EngineConfig, EngineHandle, SamplingParams
+from foreword import EngineConfig, EngineHandle, SamplingParams, StructuredParams
+from langchain_foreword._runs import SaltedRuns
 from langchain_foreword._version import __version__
 
 if TYPE_CHECKING:
     from foreword import Engine
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+ENGINE_OPTIONS = tuple(field.name for field in dataclasses.fields(EngineConfig) if field.name != "model")
+IGNORED = ("stream", "ls_structured_output_format", "structured_output_format")
+"""Options of a call that were meant for LangChain itself."""
 MAX_THREADS = 1024
 """Members of one synchronous batch that are in the engine at the same time; each waits on a thread of its own."""
 
 
-class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
+class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
     """Fields and behaviour of every Foreword model in LangChain; see `ChatForeword`."""
 
     model: str = "smollm2-135m"
@@ -92,7 +97,30 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
     priority: int = 0
     """Smaller runs first, under the engine's `priority` policy."""
 
+    structured: dict[str, Any] | None = None
+    """What every output must look like: a dict with one of `json_schema`, `regex`, `grammar` and `choices`."""
+
+    cache_salt: str | None = None
+    """Calls share cached prefixes only with calls of the same salt, e.g. a tenant's. It may also come with a run:
+    `config={"configurable": {"cache_salt": "tenant-7"}}`."""
+
     _handle: EngineHandle = PrivateAttr()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_unknown_foreword_fields(cls, values: Any) -> Any:
+        """Unknown names get an error that helps, instead of pydantic's."""
+        if isinstance(values, Mapping):
+            known = [name for name in cls.model_fields if name not in ("custom_get_token_ids", "callback_manager")]
+            for name in values:
+                if name not in cls.model_fields:
+                    raise ValueError(_unknown(f"{cls.__name__} has no field", str(name), known))
+        return values
+
+    @field_validator("structured", mode="before")
+    @classmethod
+    def _structured_as_dict(cls, value: Any) -> Any:
+        return plain(value)
 
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
@@ -139,12 +167,20 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
         values["stop"] = (self.stop if stop is None else stop) or ()
         for name, empty in (("stop_token_ids", ()), ("logit_bias", {})):
             values[name] = empty if values[name] is None else values[name]
-        return SamplingParams.build(**values)
+        for name in options:
+            if name not in SAMPLING_FIELDS:
+                raise ValueError(_unknown("a call takes no option", name, self._call_options()))
+        return SamplingParams(**values)
 
-    def _call(self, stop: list[str] | None, options: dict[str, Any]) -> tuple[str, SamplingParams]:
-        """Model and sampling of one call from what LangChain passes on. `stream` was meant for LangChain itself."""
-        options = {name: value for name, value in options.items() if name != "stream"}
-        model = options.pop("model", self.model)
+    def _call_options(self) -> list[str]:
+        return ["model", *SAMPLING_FIELDS]
+
+    def _call(self, stop: list[str] | None, options: dict[str, Any], salt: str | None) -> tuple[str, SamplingParams]:
+        """Model and sampling of one call from what LangChain passes on; `salt` is that of the run around it."""
+        options = {name: value for name, value in options.items() if name not in IGNORED}
+        model = options.pop("model", None) or self.model
+        if salt is not None:
+            options.setdefault("cache_salt", salt)
         return model, self._sampling(stop, options)
 
     @staticmethod
@@ -209,6 +245,28 @@ class ForewordModel(BaseLanguageModel):  # type: ignore[type-arg]
         configs = self._batch_configs(inputs, config)
         run: Any = Runnable.batch_as_completed  # its overloads want return_exceptions as a literal
         yield from run(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+
+def plain(structured: Any) -> Any:
+    """`StructuredParams` as a dict, so that LangChain can write it to JSON."""
+    if not isinstance(structured, StructuredParams):
+        return structured
+    given = {field.name: getattr(structured, field.name) for field in dataclasses.fields(structured)}
+    defaults = {field.name: field.default for field in dataclasses.fields(structured)}
+    return {name: value for name, value in given.items() if value != defaults[name]}
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    """An error message for a name that is not known."""
+    if name in ENGINE_OPTIONS:
+        return f"{what} {name!r}, which is an option of the engine: give the model engine_options={{{name!r}: ...}}"
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if near:
+        return f"{what} {name!r}; did you mean {' or '.join(repr(match) for match in near)}?"
+    engine = difflib.get_close_matches(name, ENGINE_OPTIONS, n=1, cutoff=0.8)
+    if engine:
+        return f"{what} {name!r}; did you mean engine_options={{{engine[0]!r}: ...}} of the model?"
+    return f"{what} {name!r}; known are {', '.join(sorted(known))}"
 
 
 def _identity(options: EngineConfig | dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
@@ -11,13 +12,18 @@ from langchain_core.messages import (
     ChatMessage,
     FunctionMessage,
     HumanMessage,
+    RemoveMessage,
     SystemMessage,
     ToolMessage,
 )
 
 _TEXT = ("text", "text-plain")
-_NOT_REPLAYED = ("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "reasoning", "thinking")
-"""Blocks of an assistant's message that are no text: calls are read from `tool_calls`, old thoughts are left out."""
+_ELSEWHERE = (
+    *("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call", "input_json_delta"),
+    *("reasoning", "thinking", "redacted_thinking", "reasoning_content"),
+)
+"""Blocks of an assistant's message that are no text: calls are read from `tool_calls`, our own thoughts from
+`reasoning_content`; those of other providers are left out."""
 
 
 def to_dicts(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -32,10 +38,14 @@ def to_dicts(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 def _to_dict(index: int, message: BaseMessage) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": _role(index, message), "content": _text(index, message)}
     if isinstance(message, AIMessage):
-        calls = [_tool_call(call) for call in (*message.tool_calls, *message.invalid_tool_calls)]
-        return turn | {"tool_calls": calls} if calls else turn
-    if isinstance(message, ToolMessage):
+        if reasoning := _reasoning(message):
+            turn["reasoning_content"] = reasoning
+        if calls := [_tool_call(call) for call in _calls(message)]:
+            turn["tool_calls"] = calls
+    elif isinstance(message, ToolMessage):
         turn["tool_call_id"] = message.tool_call_id
+        if message.status == "error" and "error" not in turn["content"][:40].lower():
+            turn["content"] = f"Error: {turn['content']}"  # chat templates have no place for a status
     if turn["role"] == "tool" and message.name:
         turn["name"] = message.name
     return turn
@@ -44,7 +54,8 @@ def _to_dict(index: int, message: BaseMessage) -> dict[str, Any]:
 def _role(index: int, message: BaseMessage) -> str:
     match message:
         case SystemMessage():
-            return "system"
+            role = message.additional_kwargs.get("__openai_role__")
+            return role if role == "developer" else "system"
         case HumanMessage():
             return "user"
         case AIMessage():
@@ -53,6 +64,11 @@ def _role(index: int, message: BaseMessage) -> str:
             return "tool"
         case ChatMessage():
             return message.role
+        case RemoveMessage():
+            raise ValueError(
+                f"messages[{index}] is a RemoveMessage: it tells a graph's state to drop a message and is no part of "
+                "a conversation; return it from a node instead"
+            )
     raise ValueError(f"messages[{index}] is a {type(message).__name__}, which has no role in a conversation")
 
 
@@ -63,18 +79,38 @@ def _text(index: int, message: BaseMessage) -> str:
     texts = []
     for block in message.content:
         kind = "text" if isinstance(block, str) else block.get("type")
-        if kind in _TEXT:
-            texts.append(block if isinstance(block, str) else block.get("text", ""))
-        elif not (isinstance(message, AIMessage) and kind in _NOT_REPLAYED):
+        if isinstance(block, str):
+            texts.append(block)
+        elif kind in _TEXT:
+            texts.append(block.get("text") or "")
+        elif isinstance(message, ToolMessage) and (kind is None or kind == "json"):
+            texts.append(json.dumps(block.get("json", block), ensure_ascii=False, default=str))
+        elif not (isinstance(message, AIMessage) and kind in _ELSEWHERE):
             raise ValueError(
                 f"messages[{index}] ({message.type}) has a content block of type {kind!r}: this model reads text only"
             )
     return "".join(texts)
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
+def _reasoning(message: AIMessage) -> str:
+    """What the model thought before this answer, as it was received; "" if nothing is known of it."""
+    found = message.additional_kwargs.get("reasoning_content")
+    if isinstance(found, str) or isinstance(message.content, str):
+        return found if isinstance(found, str) else ""
+    blocks = [block for block in message.content if isinstance(block, dict) and block.get("type") == "reasoning"]
+    if message.response_metadata.get("model_provider") != "foreword":
+        return ""
+    return "".join(block.get("reasoning") or "" for block in blocks)
+
+
+def _calls(message: AIMessage) -> Iterable[Any]:
+    return (*message.tool_calls, *message.invalid_tool_calls)
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = call.get("args")
     return {
         "id": call.get("id"),
         "type": "function",
-        "function": {"name": call.get("name"), "arguments": call.get("args")},
+        "function": {"name": call.get("name") or "", "arguments": {} if arguments is None else arguments},
     }

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
-from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import ConfigDict, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 
 from langchain_foreword._base import MAX_THREADS, ForewordModel
+from langchain_foreword._binding import ForewordBinding
+from langchain_foreword._deadline import Limits, apieces, aresult, pieces, result
+from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._messages import to_dicts
+from langchain_foreword._preparing import aoutput_of, apieces_of, off_loop
 from langchain_foreword._results import chat_chunk, chat_result
+from langchain_foreword._runs import salt_of
+from langchain_foreword._structured import structured_model
+from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, openai_tools, wanted_schema
 
 if TYPE_CHECKING:
-    from foreword import Engine
+    from foreword import Engine, SamplingParams
+
+CHAT_FIELDS = ("parallel_tool_calls", "canonical_tools", "template_options")
+
+
+class ChatCall(NamedTuple):
+    """One call, without its messages.
+
+    Attributes:
+        options: what `foreword.Engine.chat` takes besides the sampling parameters.
+    """
+
+    model: str
+    params: SamplingParams
+    options: dict[str, Any]
+    limits: Limits
 
 
 class ChatForeword(ForewordModel, BaseChatModel):
@@ -80,37 +104,171 @@ class ChatForeword(ForewordModel, BaseChatModel):
     streaming: bool = False
     """Whether `invoke` streams, so that callbacks see each token."""
 
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may make several calls; None allows it unless the call names the tool to call."""
+
+    canonical_tools: bool = True
+    """Show tools to the model in the order of their names, so that a list in another order is the same prompt."""
+
+    template_options: dict[str, Any] | None = None
+    """Further variables of the model's chat template, e.g. `{"enable_thinking": False}`."""
+
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds until an answer must be complete. Then the request is cancelled and `TimeoutError` raised."""
+
+    max_retries: int | None = Field(default=0, ge=0)
+    """Further attempts when the computation of a request fails (`RequestFailedError`); wrong input is not repeated."""
+
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """Unused: nothing here needs a key. Programs that hand one to every chat model need not leave it out."""
+
     _profile_is_ours: bool = PrivateAttr(default=False)
 
     @property
     def _llm_type(self) -> str:
         return "chat-foreword"
 
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        own = ("parallel_tool_calls", "canonical_tools", "template_options")
+        return super()._identifying_params | {name: getattr(self, name) for name in own}
+
+    # -- tools and structured output ---------------------------------------------------------------------------
+
+    def bind(self, **kwargs: Any) -> ForewordBinding:  # type: ignore[override]
+        """This model with options that every call of the result gets."""
+        return ForewordBinding(bound=self, kwargs=kwargs, config={})
+
+    def with_config(self, config: RunnableConfig | None = None, **kwargs: Any) -> ForewordBinding:
+        """This model with a config that every call of the result gets."""
+        return ForewordBinding(bound=self, kwargs={}, config=cast("RunnableConfig", {**(config or {}), **kwargs}))
+
+    def bind_tools(
+        self,
+        tools: Sequence[Any],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        response_format: Any = None,
+        **kwargs: Any,
+    ) -> ForewordBinding:
+        """This model with tools that it can call. Calls are well formed: their grammar is enforced on every token.
+
+        Args:
+            tools: functions, Pydantic classes, `BaseTool`s, TypedDicts, or definitions as dicts.
+            tool_choice: "auto" or None (the model decides), "none", "any" or "required" (at least one call), a tool's
+                name or OpenAI's dict for it, or True for the only tool.
+            parallel_tool_calls: allow several calls in one answer; None takes the model's field.
+            strict: show the schemas to the model as OpenAI's strict mode has them. They are enforced either way.
+            response_format: what an answer that calls no tool must look like: a Pydantic class, a JSON schema,
+                `{"type": "json_schema", ...}` or `{"type": "json_object"}`.
+            **kwargs: any options of a call, e.g. `max_tokens`.
+
+        Raises:
+            ValueError: a schema asks for something that cannot be enforced (the message names the keyword), the
+                choice names no tool, or an option is unknown or out of range.
+        """
+        kwargs |= bound_options(tools, tool_choice, strict, response_format)
+        if parallel_tool_calls is not None:
+            kwargs["parallel_tool_calls"] = parallel_tool_calls
+        self._chat_call(None, kwargs)  # wrong options are errors here already
+        return self.bind(**kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Any = None,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """This model with answers of the given schema.
+
+        Args:
+            schema: a Pydantic class (v1 or v2), a TypedDict, a JSON schema or an OpenAI function definition. None is
+                any JSON object, in `"json_mode"`.
+            method: `"json_schema"` constrains the answer's text; `"json_mode"` is the same; `"function_calling"` makes
+                the model call the schema as a tool.
+            include_raw: give a dict of `raw` (the message), `parsed` and `parsing_error` instead of raising.
+            strict: as in `bind_tools`.
+            **kwargs: `tools` that the model may call before it answers (with `include_raw`), and options of a call.
+
+        Returns:
+            A runnable that gives instances of Pydantic classes, and dicts for everything else. Streams give what is
+            there so far: dicts that grow, and instances once all required fields are there.
+
+        Raises:
+            ValueError: the schema asks for something that cannot be enforced; the message names the keyword.
+        """
+        return structured_model(
+            self, schema, lambda llm: llm, method=method, include_raw=include_raw, strict=strict, **kwargs
+        )
+
     # -- running -----------------------------------------------------------------------------------------------
+
+    def _call_options(self) -> list[str]:
+        own = ["tools", "tool_choice", "parallel_tool_calls", "response_format", "canonical_tools", "template_options"]
+        return [*super()._call_options(), *own, "timeout", "max_retries"]
+
+    def _chat_call(self, stop: list[str] | None, options: dict[str, Any], salt: str | None = None) -> ChatCall:
+        """Everything about one call but its messages; `salt` is that of the run around it.
+
+        Raises:
+            ValueError: an option is unknown or out of range; the message names it.
+        """
+        options = dict(options)
+        tools = openai_tools(options.pop("tools", None))
+        choice = chosen_tool(options.pop("tool_choice", None), tools)
+        schema = wanted_schema(options.pop("response_format", None))
+        if schema is not None:
+            if options.get("structured") is not None:
+                raise ValueError("response_format and structured cannot be combined: give one of them")
+            options["structured"] = {"json_schema": schema}
+        given = {name: options.pop(name, None) for name in CHAT_FIELDS}
+        chat = {name: getattr(self, name) if value is None else value for name, value in given.items()}
+        limits = Limits(options.pop("timeout", self.timeout), options.pop("max_retries", self.max_retries) or 0)
+        model, params = self._call(stop, options, salt)
+        if tools:
+            chat |= {"tools": tools, "tool_choice": choice}
+            if chat["parallel_tool_calls"] is None:
+                chat["parallel_tool_calls"] = choice in CHOICES
+        elif choice not in ("auto", "none"):
+            raise ValueError(f"tool_choice={choice!r}, but there are no tools to choose from: give tools")
+        return ChatCall(model, params, {name: value for name, value in chat.items() if value is not None}, limits)
 
     def _generate(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model, params = self._call(stop, kwargs)
-        turns = to_dicts(messages)
-        engine = self._handle.get(model)
-        return chat_result(engine, engine.chat(turns, params))
+        call = self._chat_call(stop, kwargs, salt_of(None))
+        engine, turns = self._handle.get(call.model), to_dicts(messages)
+        output = result(
+            call.limits,
+            lambda: engine.chat(turns, call.params, **call.options),
+            lambda: aoutput_of(lambda: engine.astream_chat(turns, call.params, **call.options)),
+        )
+        dispatch_cache_event(run_manager, engine, output.usage)
+        return chat_result(engine, output)
 
     async def _agenerate(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        model, params = self._call(stop, kwargs)
-        turns = to_dicts(messages)
-        engine = await self._handle.aget(model)
-        return chat_result(engine, await engine.achat(turns, params))
+        salt = salt_of(None)
+        call, turns = await off_loop(lambda: (self._chat_call(stop, kwargs, salt), to_dicts(messages)))
+        engine = await self._handle.aget(call.model)
+        make = partial(engine.astream_chat, turns, call.params, **call.options)
+        output = await aresult(call.limits, lambda: aoutput_of(make))
+        await adispatch_cache_event(run_manager, engine, output.usage)
+        return chat_result(engine, output)
 
     def _stream(
         self,
@@ -119,15 +277,17 @@ class ChatForeword(ForewordModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        model, params = self._call(stop, kwargs)
-        turns = to_dicts(messages)
-        engine = self._handle.get(model)
-        pieces = engine.stream_chat(turns, self._one_stream(params))
-        with contextlib.closing(pieces):  # closing it cancels the request
-            for piece in pieces:
+        call = self._chat_call(stop, kwargs, salt_of(None))
+        params = self._one_stream(call.params)
+        engine, turns = self._handle.get(call.model), to_dicts(messages)
+        source = pieces(call.limits, lambda: engine.stream_chat(turns, params, **call.options))
+        with contextlib.closing(source):  # closing it cancels the request
+            for piece in source:
                 chunk = chat_chunk(engine, piece)
                 if chunk is None:
                     continue
+                if piece.usage is not None:
+                    dispatch_cache_event(run_manager, engine, piece.usage)
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -139,15 +299,18 @@ class ChatForeword(ForewordModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        model, params = self._call(stop, kwargs)
-        turns = to_dicts(messages)
-        engine = await self._handle.aget(model)
-        pieces = engine.astream_chat(turns, self._one_stream(params))
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
+        salt = salt_of(None)
+        call, turns = await off_loop(lambda: (self._chat_call(stop, kwargs, salt), to_dicts(messages)))
+        engine = await self._handle.aget(call.model)
+        make = partial(engine.astream_chat, turns, self._one_stream(call.params), **call.options)
+        source = apieces(call.limits, lambda: apieces_of(make))
+        async with contextlib.aclosing(source):
+            async for piece in source:
                 chunk = chat_chunk(engine, piece)
                 if chunk is None:
                     continue
+                if piece.usage is not None:
+                    await adispatch_cache_event(run_manager, engine, piece.usage)
                 if run_manager:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -210,13 +373,22 @@ class ChatForeword(ForewordModel, BaseChatModel):
             "audio_inputs": False,
             "video_inputs": False,
             "text_outputs": True,
-            "reasoning_output": False,
-            "tool_calling": False,
-            "structured_output": False,
+            "image_outputs": False,
+            "audio_outputs": False,
+            "video_outputs": False,
+            "reasoning_output": True,
+            "tool_calling": True,
+            "tool_choice": True,
+            "tool_call_streaming": True,
+            "structured_output": True,
         }
         return profile | ({"max_input_tokens": length, "max_output_tokens": length} if length else {})
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """The exact prompt length of a call with these messages, chat template and tools included."""
-        definitions = [convert_to_openai_tool(tool) for tool in tools] if tools else None
-        return self.get_engine().count_tokens(to_dicts(messages), definitions)
+        return self._count_prompt(messages, {} if tools is None else {"tools": tools})
+
+    def _count_prompt(self, messages: list[BaseMessage], options: dict[str, Any]) -> int:
+        call = self._chat_call(None, options)
+        engine = self.get_engine()
+        return engine.count_tokens(to_dicts(messages), cache_salt=call.params.cache_salt, **call.options)

@@ -15,7 +15,9 @@ from pydantic import ConfigDict
 
 from foreword import RequestFailedError
 from langchain_foreword._base import SAMPLING_FIELDS, ForewordModel
+from langchain_foreword._preparing import off_loop
 from langchain_foreword._results import generations, text_chunk, token_usage
+from langchain_foreword._runs import salt_of
 
 if TYPE_CHECKING:
     from foreword import Engine, RequestOutput
@@ -50,7 +52,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> LLMResult:
-        model, params = self._call(stop, kwargs)
+        model, params = self._call(stop, kwargs, salt_of(None))
         engine = self._handle.get(model)
         return _result(engine, engine.generate(prompts, params))
 
@@ -61,9 +63,10 @@ class ForewordLLM(ForewordModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> LLMResult:
-        model, params = self._call(stop, kwargs)
+        model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        return _result(engine, await engine.agenerate(prompts, params))
+        encoded = await off_loop(lambda: [engine.encode(prompt) for prompt in prompts])
+        return _result(engine, await engine.agenerate(encoded, params))
 
     def _stream(
         self,
@@ -72,7 +75,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        model, params = self._call(stop, kwargs)
+        model, params = self._call(stop, kwargs, salt_of(None))
         engine = self._handle.get(model)
         pieces = engine.stream(prompt, self._one_stream(params))
         with contextlib.closing(pieces):  # closing it cancels the request
@@ -91,9 +94,10 @@ class ForewordLLM(ForewordModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        model, params = self._call(stop, kwargs)
+        model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        pieces = engine.astream(prompt, self._one_stream(params))
+        one = self._one_stream(params)
+        pieces = await off_loop(lambda: engine.astream(prompt, one))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 chunk = text_chunk(engine, piece)
