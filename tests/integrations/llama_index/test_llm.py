@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -242,6 +243,16 @@ async def test_concurrent_calls_are_one_batch(engine: Engine, spent: Callable[[]
     assert len(responses) == 8
     assert spent().tokens_generated == 8 * 6
     assert spent().steps <= 6 + 8  # one after the other it is 48
+
+
+def test_threads_give_the_serial_results(engine: Engine) -> None:
+    """P1367."""
+    llm = Foreword(engine=engine, temperature=0, max_tokens=8)
+    questions = [f"What is the capital of {country}?" for country in ("Spain", "Egypt", "Peru", "Italy")] * 8
+    alone = {question: llm.complete(question).text for question in questions[:4]}
+    with ThreadPoolExecutor(32) as pool:
+        texts = list(pool.map(lambda question: llm.complete(question).text, questions))
+    assert texts == [alone[question] for question in questions]
 
 
 # -- events, copies and the engine -----------------------------------------------------------------------------

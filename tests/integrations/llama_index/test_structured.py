@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
+import json
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -21,6 +22,7 @@ from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, Field, field_validator
 
 from llama_index.llms.foreword import Foreword
+from llama_index.llms.foreword._structured import instructions, schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +109,20 @@ def test_the_schema_is_in_the_prompt_and_the_messages_stay_as_they_are(llm: Fore
     assert sent[1].content.startswith("Describe Rome.\n\n")
     assert '"Its name."' in sent[1].content
     assert "{{" not in sent[1].content
+
+
+def test_only_the_titles_that_name_nothing_are_left_out_of_the_prompt() -> None:
+    class Book(BaseModel):
+        title: str = Field(description="On the cover.")
+        properties: dict[str, City]
+        default: Literal["title"] = "title"
+
+    shown = json.loads(instructions(schema_text(Book)).splitlines()[-1])
+    assert shown["properties"]["title"] == {"description": "On the cover.", "type": "string"}
+    assert shown["properties"]["default"] == {"const": "title", "default": "title", "type": "string"}
+    assert shown["properties"]["properties"] == {"additionalProperties": {"$ref": "#/$defs/City"}, "type": "object"}
+    assert shown["required"] == ["title", "properties"]
+    assert set(shown["$defs"]["City"]) == {"description", "properties", "required", "type"}
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_before_anything_runs() -> None:

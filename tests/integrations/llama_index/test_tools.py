@@ -15,7 +15,7 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
 from foreword import MessageDelta, OutputChunk, ToolCallDelta
-from llama_index.llms.foreword import Foreword
+from llama_index.llms.foreword import Foreword, _blocks, _turn
 from llama_index.llms.foreword._turn import Turn
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def test_tools_are_in_the_prompt(llm: Foreword, engine: Engine) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     response = llm.chat_with_tools(TOOLS, user_msg=QUESTION, tool_required=True)
     assert response.raw["usage"]["prompt_tokens"] == engine.count_tokens(messages, tools=definitions)
+    plain = llm.chat([ChatMessage(role="user", content=QUESTION)], tools=TOOLS, tool_choice="none")
+    assert plain.raw["usage"]["prompt_tokens"] == response.raw["usage"]["prompt_tokens"]
     assert engine.count_tokens(messages, tools=definitions) > engine.count_tokens(messages) + 40
 
 
@@ -188,15 +190,20 @@ async def test_predict_and_call(llm: Foreword) -> None:
         assert int(answer.response) == source.raw_input["kwargs"]["a"] + source.raw_input["kwargs"]["b"]
 
 
-def test_programs_that_call_functions(llm: Foreword) -> None:
+async def test_programs_that_call_functions(llm: Foreword) -> None:
     class Sum(BaseModel):
         """A sum of two numbers."""
 
         a: int
         b: int
 
-    program = FunctionCallingProgram.from_defaults(Sum, prompt_template_str="Add {a} and {b}.", llm=llm)
-    assert isinstance(program(a=17, b=25), Sum)
+    made: dict[str, Any] = {"prompt_template_str": "Add {a} and {b}.", "llm": llm}
+    assert isinstance(FunctionCallingProgram.from_defaults(Sum, **made)(a=17, b=25), Sum)
+    program = FunctionCallingProgram.from_defaults(Sum, **made, tool_choice="required")
+    objects = list(program.stream_call(a=17, b=25))
+    assert isinstance(objects[-1], Sum)
+    assert not isinstance(objects[0], Sum)
+    assert [each async for each in await program.astream_call(a=17, b=25)][-1] == objects[-1]
 
 
 def test_the_next_turn_finds_the_calls_computed(cold: Engine) -> None:
@@ -212,6 +219,28 @@ def test_the_next_turn_finds_the_calls_computed(cold: Engine) -> None:
     streamed = list(llm.stream_chat_with_tools(TOOLS, chat_history=history, tool_choice="add"))[-1]
     third = llm.chat_with_tools(TOOLS, chat_history=[*history, streamed.message, result], tool_choice="none")
     assert third.raw["usage"]["cached_tokens"] == third.raw["usage"]["prompt_tokens"] - 1
+
+
+def test_an_older_core_without_the_blocks_keeps_calls_in_additional_kwargs(
+    cold: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-index-core 0.13 has neither ToolCallBlock nor ThinkingBlock."""
+    for module in (_blocks, _turn):
+        for name in ("ToolCallBlock", "ThinkingBlock"):
+            monkeypatch.setattr(module, name, None)
+    llm = Foreword(engine=cold, temperature=0, max_tokens=64)
+    history = [ChatMessage(role="user", content=QUESTION)]
+    first = llm.chat_with_tools(TOOLS, chat_history=history, tool_choice="add")
+    assert first.message.blocks == []
+    (call,) = llm.get_tool_calls_from_response(first)
+    assert set(call.tool_kwargs) == {"a", "b"}
+    result = ChatMessage(role="tool", content="42", additional_kwargs={"tool_call_id": call.tool_id})
+    second = llm.chat_with_tools(TOOLS, chat_history=[*history, first.message, result], tool_choice="none")
+    usage = first.raw["usage"]
+    assert second.raw["usage"]["cached_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    turn = _turn.Turn()
+    turn.add(OutputChunk("req-0", 0, "text", [1], delta=MessageDelta(reasoning="Hm.")))
+    assert turn.message().additional_kwargs == {"reasoning_content": "Hm."}
 
 
 def test_a_base_model_does_not_call(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -48,7 +49,26 @@ def options(schema: str, llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]
 
 def instructions(schema: str) -> str:
     """What tells the model the meaning of the fields: a grammar decides only how they are written."""
-    return f"Answer with one JSON object, and nothing else, that follows this JSON schema:\n{schema}"
+    shown = json.dumps(_without_titles(json.loads(schema)), ensure_ascii=False)
+    return f"Answer with one JSON object, and nothing else, that follows this JSON schema:\n{shown}"
+
+
+def _without_titles(node: Any, names: bool = False) -> Any:
+    """A schema without the titles that Pydantic makes of names; ``names`` where keys are names, not keywords.
+
+    They cost tokens and say nothing, and small models take the title of a class for an answer.
+    """
+    if isinstance(node, list):
+        return [_without_titles(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if names:
+        return {name: _without_titles(value) for name, value in node.items()}
+    return {
+        key: value if key in ("const", "default", "enum") else _without_titles(value, key in ("properties", "$defs"))
+        for key, value in node.items()
+        if key != "title"
+    }
 
 
 def with_instructions(messages: Sequence[ChatMessage], schema: str) -> list[ChatMessage]:

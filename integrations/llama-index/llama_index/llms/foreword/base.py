@@ -55,10 +55,15 @@ class Foreword(ForewordCalls):
         engine_options: options of the shared engine, e.g. ``{"kv_cache_memory": "1GiB"}``.
         is_chat_model: False for a base model: prompts are sent as they are.
         temperature, max_tokens, top_p, stop, seed, ...: sampling options, each also accepted by every call.
+        structured: what every answer must look like, e.g. ``{"choices": ["yes", "no"]}``; more often given to a call.
+        cache_salt: cached tokens are shared only with calls of the same salt, e.g. of one tenant.
+        canonical_tools: show tools in one order, whatever order they come in, so that they stay cached.
+        template_options: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
+
+    Raises:
+        ValueError: a field is unknown or out of range; the message names it and what was probably meant.
 
     Examples:
-        `pip install llama-index-llms-foreword`
-
         ```python
         from llama_index.core import Settings
         from llama_index.llms.foreword import Foreword
