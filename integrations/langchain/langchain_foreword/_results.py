@@ -63,9 +63,10 @@ def logprobs_metadata(engine: Engine, piece: CompletionOutput | OutputChunk) -> 
 
 
 def finish_reason(completion: CompletionOutput) -> str:
-    """ "tool_calls" where the answer ended with complete calls, else the engine's word."""
-    calls = completion.message is not None and completion.message.tool_calls
-    return "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
+    """ "tool_calls" where the answer holds calls and all are complete, else the engine's word."""
+    calls = completion.message.tool_calls if completion.message is not None else ()
+    complete = bool(calls) and completion.finish_reason in ("stop", "length") and all(map(_is_whole, calls))
+    return "tool_calls" if complete else completion.finish_reason
 
 
 def chat_result(engine: Engine, output: RequestOutput) -> ChatResult:
@@ -106,7 +107,9 @@ def chat_chunk(engine: Engine, chunk: OutputChunk) -> ChatGenerationChunk | None
             return _piece(delta, logprobs_metadata(engine, chunk))
         return _piece(delta, {}) if delta else None
     completion = chunk.output.outputs[0]
-    calls = _call_chunks(delta) + (_marks(completion.message.tool_calls) if completion.message else [])
+    calls = _call_chunks(delta)
+    if completion.message is not None:
+        _mark_cut_short(calls, completion.message.tool_calls)
     metadata = response_metadata(engine, chunk.output, completion) | logprobs_metadata(engine, chunk)
     metadata["finish_reason"] = finish_reason(completion)
     message = AIMessageChunk(
@@ -154,17 +157,19 @@ def _call_chunks(delta: MessageDelta) -> list[ToolCallChunk]:
     ]
 
 
-def _marks(calls: tuple[ToolCall, ...]) -> list[ToolCallChunk]:
-    """Chunks that keep a call that was cut short among the invalid ones.
+def _mark_cut_short(chunks: list[ToolCallChunk], calls: tuple[ToolCall, ...]) -> None:
+    """Add to the last `chunks` what keeps calls that were cut short among the invalid ones.
 
     LangChain mends the arguments of added-up chunks, and so a call whose end is missing would be carried out, with
     arguments that the model never finished. A bracket that closes nothing shows it for what it is.
     """
-    return [
-        tool_call_chunk(args=_mark(call.arguments), index=index)
-        for index, call in enumerate(calls)
-        if not _is_whole(call)
-    ]
+    for index, call in enumerate(calls):
+        if not _is_whole(call):
+            own = next((chunk for chunk in chunks if chunk["index"] == index), None)
+            if own is None:
+                chunks.append(tool_call_chunk(args=_mark(call.arguments), index=index))
+            else:
+                own["args"] = (own["args"] or "") + _mark(call.arguments)
 
 
 def _is_whole(call: ToolCall) -> bool:
