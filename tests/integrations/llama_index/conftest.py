@@ -77,7 +77,7 @@ def llm(engine: Engine) -> Foreword:
 @pytest.fixture
 def settings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Foreword:
     """LlamaIndex's process-wide settings with an LLM on the engine, undone after the test. Gives the LLM."""
-    llm = Foreword(engine=engine, temperature=0, max_tokens=24)
+    llm = Foreword(engine=engine, temperature=0, max_tokens=14)
     for name in ("_llm", "_tokenizer", "_node_parser", "_callback_manager", "_prompt_helper"):
         monkeypatch.setattr(Settings, name, getattr(Settings, name))
     Settings.llm = llm

@@ -77,7 +77,7 @@ async def test_streamed_queries_give_the_same_text(settings: Foreword, index: Ve
 
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize", "accumulate"])
 async def test_queries_with_an_output_class(settings: Foreword, index: VectorStoreIndex, mode: str) -> None:
-    options: dict[str, Any] = {"llm": Foreword(engine=settings.engine, temperature=0, max_tokens=100)}
+    options: dict[str, Any] = {"llm": Foreword(engine=settings.engine, temperature=0, max_tokens=64)}
     query_engine = index.as_query_engine(**options, similarity_top_k=2, response_mode=mode, output_cls=Amendment)
     for response in (query_engine.query(QUESTION), await query_engine.aquery(QUESTION)):
         if mode == "accumulate":
@@ -89,7 +89,7 @@ async def test_queries_with_an_output_class(settings: Foreword, index: VectorSto
 def test_refine_may_filter_answers_through_a_tool(
     settings: Foreword, index: VectorStoreIndex, events: list[Any]
 ) -> None:
-    llm = Foreword(engine=settings.engine, temperature=0, max_tokens=120)
+    llm = Foreword(engine=settings.engine, temperature=0, max_tokens=64)
     answer = get_response_synthesizer(llm=llm, response_mode="refine", structured_answer_filtering=True)
     assert str(answer.synthesize(QUESTION, index.as_retriever(similarity_top_k=2).retrieve(QUESTION)))
     started = [event for event in events if isinstance(event, LLMChatStartEvent)]
@@ -98,7 +98,7 @@ def test_refine_may_filter_answers_through_a_tool(
 
 
 def test_a_structured_llm_answers_queries(settings: Foreword, index: VectorStoreIndex) -> None:
-    llm = Foreword(engine=settings.engine, temperature=0, max_tokens=100).as_structured_llm(Amendment)
+    llm = Foreword(engine=settings.engine, temperature=0, max_tokens=64).as_structured_llm(Amendment)
     response = index.as_query_engine(llm=llm).query(QUESTION)
     assert isinstance(response.response, Amendment)
 
