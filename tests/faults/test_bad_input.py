@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 import os
@@ -77,7 +78,9 @@ def test_unknown_sampling_keys_are_refused(tiny: TinyEngine) -> None:
         lambda: engine.stream("a", max_new_tokens=3),
         lambda: engine.chat(message, max_new_tokens=3),
         lambda: engine.stream_chat(message, max_new_tokens=3),
-        lambda: engine.astream("a", max_new_tokens=3),
+        lambda: asyncio.run(anext(engine.astream("a", max_new_tokens=3))),
+        lambda: asyncio.run(anext(engine.astream_chat(message, max_new_tokens=3))),
+        lambda: asyncio.run(engine.agenerate("a", max_new_tokens=3)),
     ]
     for call in calls:
         with pytest.raises(ValueError, match=r"max_new_tokens.*max_tokens"):

@@ -12,7 +12,7 @@ class Constraint(Protocol):
     """
 
     def mask(self) -> bytes:
-        """One byte per token id, ``[V]``; 0 where the token may not come next."""
+        """One bit per token id, ``[V / 8]`` bytes, the lowest bit first: whether the token may come next."""
 
     def advance(self, token_id: int) -> None:
         """Take the next token. Raises ``ValueError`` if it is not allowed."""

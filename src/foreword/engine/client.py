@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -9,6 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -70,6 +72,8 @@ class EngineClient:
         self.tokenizer = tokenizer
         self.conversations = Conversations(tokenizer)
         self.limits = limits
+        # not the event loop's own pool: its threads may all be waiting for calls like the one that is prepared
+        self._preparing = ThreadPoolExecutor(1, "foreword-prepare")
         self._compiler = GrammarCompiler(tokenizer, limits.vocab_size)
         self._loop = loop
         self._namespace_key = lru_cache(maxsize=1024)(lambda salt: dataclasses.replace(namespace, salt=salt).key())
@@ -154,6 +158,13 @@ class EngineClient:
             "shorten it or give a larger kv_cache_memory"
         )
 
+    async def off_loop(self, prepare: Callable[[], list[Prepared]]) -> list[Prepared]:
+        """The result of ``prepare``, called beside the event loop: a long prompt takes milliseconds to tokenize, a new
+        grammar tens of them to compile, and many calls that start together would hold up the loop for all of that.
+        """
+        self._loop.check_usable()
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+
     # -- submit ------------------------------------------------------------------------------------------------
 
     def submit(self, batch: list[Prepared], put: Sink, *, stream: bool) -> list[Request]:
@@ -201,8 +212,9 @@ class EngineClient:
                 self.cancel(requests)
         return [outputs[request.request_id] for request in requests]
 
-    async def arun(self, batch: list[Prepared]) -> list[RequestOutput]:
-        """:meth:`run` for asyncio."""
+    async def arun(self, prepare: Callable[[], list[Prepared]]) -> list[RequestOutput]:
+        """:meth:`run` for asyncio, of what ``prepare`` gives."""
+        batch = await self.off_loop(prepare)
         channel, outputs = AsyncChannel(), dict[str, RequestOutput]()
         requests = self.submit(batch, channel.put, stream=False)
         try:
@@ -227,8 +239,9 @@ class EngineClient:
             if not done:
                 self.cancel(requests)
 
-    async def astream(self, prepared: Prepared) -> AsyncGenerator[OutputChunk, None]:
-        """:meth:`stream` for asyncio."""
+    async def astream(self, prepare: Callable[[], list[Prepared]]) -> AsyncGenerator[OutputChunk, None]:
+        """:meth:`stream` for asyncio; also the request is prepared at the first ``anext`` only."""
+        [prepared] = await self.off_loop(prepare)
         channel, done = AsyncChannel(), False
         requests = self.submit([prepared], channel.put, stream=True)
         try:

@@ -197,8 +197,7 @@ class Engine:
     async def agenerate(self, prompt: Batch, params: Params = ..., **sampling: Any) -> list[RequestOutput]: ...
     async def agenerate(self, prompt: Any, params: Any = None, **sampling: Any) -> Any:
         """:meth:`generate` for asyncio. Cancelling the task cancels the requests."""
-        requests = self._prepare(_as_batch(prompt), params, sampling)
-        outputs = await self._client.arun(requests)
+        outputs = await self._client.arun(lambda: self._prepare(_as_batch(prompt), params, sampling))
         return outputs if _is_batch(prompt) else _single(outputs)
 
     @overload
@@ -211,20 +210,25 @@ class Engine:
     ) -> list[RequestOutput]: ...
     async def achat(self, messages: Any, params: Any = None, *, tools: Tools = None, **options: Any) -> Any:
         """:meth:`chat` for asyncio. Cancelling the task cancels the requests."""
-        outputs = await self._client.arun(self._prepare_chats(messages, params, tools, options))
+        outputs = await self._client.arun(lambda: self._prepare_chats(messages, params, tools, options))
         return outputs if _is_batch(messages) else _single(outputs)
 
     def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
     ) -> AsyncGenerator[OutputChunk, None]:
-        """:meth:`stream` for asyncio. Cancelling the task or closing the iterator cancels the request."""
-        return self._client.astream(self._prepare([prompt], params, sampling)[0])
+        """:meth:`stream` for asyncio. Cancelling the task or closing the iterator cancels the request.
+
+        Input errors are raised with the first piece: the request is prepared beside the event loop.
+        """
+        self._loop.check_usable()
+        return self._client.astream(lambda: self._prepare([prompt], params, sampling))
 
     def astream_chat(
         self, messages: Messages, params: SamplingParams | None = None, *, tools: Tools = None, **options: Any
     ) -> AsyncGenerator[OutputChunk, None]:
-        """:meth:`stream_chat` for asyncio."""
-        return self._client.astream(self._prepare_chats([messages], params, tools, options)[0])
+        """:meth:`stream_chat` for asyncio, as :meth:`astream`."""
+        self._loop.check_usable()
+        return self._client.astream(lambda: self._prepare_chats([messages], params, tools, options))
 
     # -- text --------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from foreword.core.outputs import TokenLogprobs
@@ -66,8 +67,9 @@ class Sampler:
             ids, counts = generated.unique(return_counts=True)
             row[ids] -= params.presence_penalty + params.frequency_penalty * counts
         if sequence.constraint is not None:
-            allowed = torch.frombuffer(bytearray(sequence.constraint.mask()), dtype=torch.uint8).to(row.device)
-            row.masked_fill_(allowed == 0, -torch.inf)
+            bits = np.frombuffer(sequence.constraint.mask(), np.uint8)
+            forbidden = np.unpackbits(bits, count=len(row), bitorder="little") == 0
+            row[torch.from_numpy(forbidden).to(row.device)] = -torch.inf
         if num_generated < params.min_tokens:
             row = self._hold_off_ends(row, params)
         return row

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from foreword.core.structured import StructuredParams, tool_name
 from foreword.core.validation import reject
 from foreword.text.closing import Closer, ClosingWatch
+from foreword.text.narrow import is_endless
 from foreword.text.schema import grammar_source, where
 from foreword.text.tools.canonical import canonical_tools
 from foreword.text.tools.formats import ToolFormat
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _CACHED = 256  # compiled grammars
 _ANSWER = "@answer"
 _EXCERPT = re.compile(r"\s*\d+ \|")
+_REWORDED = {
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf, or a constant in every branch"
+}
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): |failed to compile JSON schema: ")
 
 
@@ -42,18 +46,17 @@ class GrammarState:
         self._matcher = matcher
         self._watch = watch
         self._end_token = end_token
-        self._mask = b""
         self.closed_early = False
 
     def mask(self) -> bytes:
-        """One byte per token id, ``[V]``: 0 where the token may not come next.
+        """One bit per token id, ``[V / 8]``, the lowest first: whether the token may come next.
 
         Raises:
             ValueError: the parser gave up: the grammar is too ambiguous or too large.
         """
-        self._mask = self._matcher.compute_logit_bias()
+        mask: bytes = self._matcher.compute_bitmask()
         self._check()
-        return self._mask
+        return mask
 
     def advance(self, token_id: int) -> None:
         """Take the next token.
@@ -67,8 +70,8 @@ class GrammarState:
             self._watch.advance(token_id)
 
     def leaves_room(self, token_id: int, remaining: int) -> bool:
-        """Whether the output can still match, ``remaining`` tokens behind ``token_id`` of the last :meth:`mask`."""
-        return self._watch is None or self._watch.leaves_room(self._matcher, self._mask, token_id, remaining)
+        """Whether the output can still match, ``remaining`` tokens behind ``token_id``."""
+        return self._watch is None or self._watch.leaves_room(self._matcher, token_id, remaining)
 
     def closing_token(self) -> int:
         """The next token of the shortest way to an output that matches."""
@@ -172,7 +175,9 @@ def validate_structured(params: StructuredParams) -> None:
 
 @lru_cache(maxsize=256)
 def _validate_schema(name: str, schema: str) -> None:
-    reason = _refusal(_grammars(f"start: {grammar_source(schema)}"))
+    endless = is_endless(json.loads(schema))
+    reason = f"each instance would have to contain another of $ref {endless}, without end" if endless else ""
+    reason = reason or _refusal(_grammars(f"start: {grammar_source(schema)}"))
     if reason:
         raise ValueError(
             f"{name} cannot be honoured: {reason}{where(schema, reason)}; "
@@ -245,6 +250,8 @@ def _reason(message: str) -> str:
     """The library's message on one line, without its place in our source and the excerpt of it."""
     lines = itertools.takewhile(lambda line: not _EXCERPT.match(line), message.strip().splitlines())
     text = " ".join(line.strip() for line in lines if line.strip())
+    for theirs, ours in _REWORDED.items():
+        text = text.replace(theirs, ours)
     return _PLACE.sub("", text)[:400] or "no reason given"
 
 

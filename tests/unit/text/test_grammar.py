@@ -37,10 +37,15 @@ def start(compiler: GrammarCompiler, reasoning: Reasoning | None = None, **param
     return compiler.start(StructuredParams(**params), GenericFormat(), reasoning)
 
 
+def allowed(state: GrammarState) -> list[int]:
+    mask = state.mask()
+    return [token for token in range(VOCAB) if mask[token >> 3] >> (token & 7) & 1]
+
+
 def accepts(state: GrammarState, tokenizer: Tokenizer, text: str) -> bool:
     """Whether the whole ``text`` matches. Each token must be in the mask before it is taken."""
     for token in tokenizer.encode(text):
-        if not state.mask()[token]:
+        if token not in allowed(state):
             return False
         state.advance(token)
     return state.complete
@@ -174,8 +179,7 @@ def random_walk(state: GrammarState, seed: int, max_tokens: int) -> list[int]:
     """What a sampler without a model would produce: any token the grammar allows, closed in time."""
     rng, ids = random.Random(seed), list[int]()
     while len(ids) < max_tokens and not state.finished:
-        mask = state.mask()
-        token = rng.choice([index for index, allowed in enumerate(mask) if allowed])
+        token = rng.choice(allowed(state))
         if not state.leaves_room(token, max_tokens - len(ids) - 1):
             token = state.closing_token()
         state.advance(token)
