@@ -260,12 +260,10 @@ def _unknown(what: str, name: str, known: Collection[str]) -> str:
     """An error message for a name that is not known."""
     if name in ENGINE_OPTIONS:
         return f"{what} {name!r}, which is an option of the engine: give the model engine_options={{{name!r}: ...}}"
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, [*known, *ENGINE_OPTIONS], n=3, cutoff=0.6)
     if near:
-        return f"{what} {name!r}; did you mean {' or '.join(repr(match) for match in near)}?"
-    engine = difflib.get_close_matches(name, ENGINE_OPTIONS, n=1, cutoff=0.8)
-    if engine:
-        return f"{what} {name!r}; did you mean engine_options={{{engine[0]!r}: ...}} of the model?"
+        meant = [match if match in known else f"engine_options={{{match!r}: ...}}" for match in near]
+        return f"{what} {name!r}; did you mean {' or '.join(meant)}?"
     return f"{what} {name!r}; known are {', '.join(sorted(known))}"
 
 

@@ -105,7 +105,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
     """Whether `invoke` streams, so that callbacks see each token."""
 
     parallel_tool_calls: bool | None = None
-    """Whether one answer may make several calls; None allows it unless the call names the tool to call."""
+    """Whether one answer may make several calls; None allows it unless there is one tool that has to be called."""
 
     canonical_tools: bool = True
     """Show tools to the model in the order of their names, so that a list in another order is the same prompt."""
@@ -233,7 +233,8 @@ class ChatForeword(ForewordModel, BaseChatModel):
         if tools:
             chat |= {"tools": tools, "tool_choice": choice}
             if chat["parallel_tool_calls"] is None:
-                chat["parallel_tool_calls"] = choice in CHOICES
+                forced = choice not in ("auto", "none")
+                chat["parallel_tool_calls"] = not forced or (choice in CHOICES and len(tools) > 1)
         elif choice not in ("auto", "none"):
             raise ValueError(f"tool_choice={choice!r}, but there are no tools to choose from: give tools")
         return ChatCall(model, params, {name: value for name, value in chat.items() if value is not None}, limits)

@@ -141,8 +141,10 @@ class ForewordLLM(ForewordModel, BaseLLM):
 
 
 def _is_plain(inputs: list[Any], config: Any, return_exceptions: bool) -> bool:
-    limited = bool(inputs) and get_config_list(config, len(inputs))[0].get("max_concurrency") is not None
-    return not (return_exceptions or limited)
+    """Whether LangChain's own batch will do: it is all or nothing, at once, and forgets the members' salts."""
+    configs = get_config_list(config, len(inputs)) if inputs else []
+    limited = bool(configs) and configs[0].get("max_concurrency") is not None
+    return not (return_exceptions or limited or any(salt_of(each) is not None for each in configs))
 
 
 def _result(engine: Engine, outputs: list[RequestOutput]) -> LLMResult:

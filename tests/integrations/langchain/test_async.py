@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
 
 from langchain_foreword import ChatForeword, ForewordLLM
 
@@ -49,27 +50,60 @@ async def test_cancelled_astream_frees_its_blocks(kind: type, engine: Engine, id
 
 
 async def test_concurrent_ainvokes_are_one_batch_without_threads(
-    engine: Engine, spent: Callable[[], EngineStats]
+    engine: Engine, spent: Callable[[], EngineStats], idle: Callable[[], None], document: str
 ) -> None:
+    """64 calls are one continuous batch, one that is cancelled frees its blocks, and the event loop keeps turning."""
     llm = ChatForeword(engine=engine, temperature=0, max_tokens=6, ignore_eos=True)
-    threads = threading.active_count()
-    ticks = 0
+    before, turns = {thread.name for thread in threading.enumerate()}, 0
 
-    async def tick() -> None:
-        nonlocal ticks
+    async def turn() -> None:
+        nonlocal turns
         while True:
-            await asyncio.sleep(0.005)
-            ticks += 1
+            await asyncio.sleep(0)
+            turns += 1
 
-    ticking = asyncio.create_task(tick())
-    tasks = [asyncio.create_task(llm.ainvoke(f"Say {number}.")) for number in range(16)]
-    await _running(engine)
-    assert threading.active_count() == threads
-    answers = await asyncio.gather(*tasks)
-    ticking.cancel()
-    assert len(answers) == 16
-    assert spent().steps <= 6 + 8
-    assert ticks > 5  # the loop kept running
+    turning = asyncio.create_task(turn())
+    ask = [[SystemMessage(document), HumanMessage(f"Say {number}.")] for number in range(64)]
+    tasks = [asyncio.create_task(llm.ainvoke(messages)) for messages in ask]
+    while engine.stats().running < 64:
+        await asyncio.sleep(0.001)
+    started = {thread.name for thread in threading.enumerate()} - before
+    tasks[7].cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    turning.cancel()
+    assert isinstance(answers.pop(7), asyncio.CancelledError)
+    assert all(answer.usage_metadata["output_tokens"] == 6 for answer in answers)
+    assert spent().steps <= 6 + 10  # and a few in which prompts still arrive; two rounds would take more
+    assert started <= {"foreword-prepare_0"}  # nobody waits on a thread of its own
+    assert turns > 64
+    idle()
+
+
+async def test_requests_are_prepared_beside_the_event_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rendering, tokenizing and compiling grammars of many calls at once must not hold up the loop."""
+    from foreword import Engine as EngineClass
+
+    threads: list[str] = []
+
+    def spy(name: str) -> None:
+        real = getattr(EngineClass, name)
+
+        def call(self: Engine, *args: Any, **options: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(EngineClass, name, call)
+
+    for name in ("astream_chat", "astream", "encode"):
+        spy(name)
+    chat, text = (kind(engine=engine, temperature=0, max_tokens=2) for kind in (ChatForeword, ForewordLLM))
+    for model in (chat, text):
+        assert await model.ainvoke("Say yes.")
+        assert [chunk async for chunk in model.astream("Say yes.")]
+    assert threads
+    assert all(thread.startswith("foreword-prepare") for thread in threads)
+    with pytest.raises(ValueError, match="max_model_len"):  # errors found there are raised here
+        await chat.ainvoke("word " * engine.max_model_len)
 
 
 def test_calls_from_several_event_loops(engine: Engine) -> None:

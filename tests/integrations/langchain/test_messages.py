@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING
 import pytest
 from langchain_core.messages import (
     AIMessage,
+    AIMessageChunk,
     BaseMessage,
     ChatMessage,
+    FunctionMessage,
     HumanMessage,
+    HumanMessageChunk,
+    RemoveMessage,
     SystemMessage,
     ToolMessage,
 )
 from langchain_core.tools import tool
 
+from foreword import AssistantMessage, CompletionOutput, MessageDelta, OutputChunk, RequestOutput, ToolCall, Usage
 from langchain_foreword import ChatForeword
 from langchain_foreword._messages import to_dicts
+from langchain_foreword._results import chat_chunk, chat_result
 
 if TYPE_CHECKING:
     from foreword import Engine
@@ -46,6 +52,11 @@ TOOL_TURN = [H, AIMessage("", tool_calls=[CALL]), ToolMessage("3", tool_call_id=
         [ChatMessage("hello", role="user"), ChatMessage("Be brief.", role="developer")],
         [HumanMessage([{"type": "text", "text": "One "}, "plus two?"])],
         [H, AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Three."}]), H],
+        [HumanMessageChunk("One plus "), HumanMessageChunk("two?")],
+        [H, AIMessageChunk("Three.", tool_calls=[CALL]), FunctionMessage("3", name="add")],
+        [H, AIMessage("", invalid_tool_calls=[{"name": "add", "args": '{"a": 1', "id": "x", "error": "cut"}]), H],
+        [H, AIMessage([], tool_calls=[CALL]), ToolMessage([{"type": "text", "text": "3"}], tool_call_id="call-1")],
+        [ToolMessage("3", tool_call_id="call-1")],
     ],
 )
 def test_no_order_of_roles_raises(llm: ChatForeword, messages: list[BaseMessage]) -> None:
@@ -69,6 +80,59 @@ def test_tool_turns_reach_the_prompt_as_text(llm: ChatForeword) -> None:
         },
         {"role": "tool", "content": "3", "tool_call_id": "call-1", "name": "add"},
     ]
+
+
+def test_results_of_tools_are_text(engine: Engine) -> None:
+    """The artifact is the program's own; a failure is told in words, as chat templates have no place for a status."""
+    results = [
+        ToolMessage("no such city", tool_call_id="1", status="error"),
+        ToolMessage("Error: no such city", tool_call_id="2", status="error", name="get_weather"),
+        ToolMessage([{"type": "text", "text": "sunny"}, " and dry"], tool_call_id="3", artifact={"raw": object()}),
+        ToolMessage([{"type": "json", "json": {"grad": 21, "ort": "Köln"}}], tool_call_id="4"),
+        ToolMessage([{"temperature": 21}], tool_call_id="5"),
+        ToolMessage(21, tool_call_id=6),
+    ]
+    contents = [turn["content"] for turn in to_dicts(results)]
+    assert contents[:2] == ["Error: no such city", "Error: no such city"]
+    assert contents[2:] == ["sunny and dry", '{"grad": 21, "ort": "Köln"}', '{"temperature": 21}', "21"]
+    assert to_dicts(results)[1]["name"] == "get_weather"
+    llm = ChatForeword(engine=engine, temperature=0, max_tokens=2)
+    assert llm.invoke([H, AIMessage("", tool_calls=[CALL]), *results]).usage_metadata["output_tokens"] == 2
+
+
+def test_thoughts_and_calls_go_back_unchanged() -> None:
+    """LangChain 14, 15: what was generated returns as it was, so that its tokens are found again."""
+    thought = AIMessage("Three.", additional_kwargs={"reasoning_content": "1 + 2 = 3"}, tool_calls=[CALL])
+    (turn,) = to_dicts([thought])
+    assert (turn["content"], turn["reasoning_content"]) == ("Three.", "1 + 2 = 3")
+    assert turn["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    cut = AIMessage("", invalid_tool_calls=[{"name": "add", "args": '{"a": 1', "id": "x", "error": "cut"}])
+    assert to_dicts([cut])[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1'}
+    blocks = [{"type": "reasoning", "reasoning": "1 + 2 = 3"}, {"type": "text", "text": "Three."}]
+    ours = AIMessage(blocks, response_metadata={"model_provider": "foreword", "output_version": "v1"})
+    assert to_dicts([ours])[0]["reasoning_content"] == "1 + 2 = 3"
+    assert "reasoning_content" not in to_dicts([AIMessage(blocks)])[0]  # thoughts of another provider
+
+
+def test_thoughts_are_shown_apart_from_the_answer(engine: Engine) -> None:
+    """LangChain 14."""
+    answer = AssistantMessage("Three.", "1 + 2 = 3", (ToolCall("abc123def", "add", '{"a": 1}'),))
+    completion = CompletionOutput(0, "<think>...", [5, 6, 7], "stop", message=answer)
+    output = RequestOutput("req-0", [1, 2], [completion], Usage(2, 1, 3))
+    message = chat_result(engine, output).generations[0].message
+    assert message.additional_kwargs == {"reasoning_content": "1 + 2 = 3"}
+    assert [block["type"] for block in message.content_blocks] == ["reasoning", "text", "tool_call"]
+    assert message.response_metadata["finish_reason"] == "tool_calls"
+    deltas = [MessageDelta(reasoning="1 + 2"), MessageDelta(reasoning=" = 3"), MessageDelta("Three.")]
+    chunks = [chat_chunk(engine, OutputChunk("req-0", 0, "", [], delta=delta)) for delta in deltas]
+    total = chunks[0].message + chunks[1].message + chunks[2].message
+    assert (total.content, total.additional_kwargs) == ("Three.", {"reasoning_content": "1 + 2 = 3"})
+    assert chat_chunk(engine, OutputChunk("req-0", 0, "<think>", [5], delta=MessageDelta())) is None
+
+
+def test_messages_that_are_no_turns_raise(llm: ChatForeword) -> None:
+    with pytest.raises(ValueError, match=r"messages\[1\] is a RemoveMessage"):
+        llm.invoke([H, RemoveMessage(id="1")])
 
 
 @pytest.mark.parametrize("kind", ["image_url", "audio", "file"])
@@ -118,4 +182,5 @@ def test_second_turn_reuses_the_first(cold: Engine) -> None:
     second = llm.invoke([*history, first, HumanMessage("Why?")])
     reused = second.usage_metadata["input_token_details"]["cache_read"]
     assert reused >= first.usage_metadata["input_tokens"] - 16
+    assert reused == first.usage_metadata["input_tokens"] + first.usage_metadata["output_tokens"] - 1  # LangChain 15
     assert second.usage_metadata["input_token_details"]["cache_creation"] < second.usage_metadata["input_tokens"] / 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumps, loads
 from langchain_core.messages import HumanMessage
 
-from foreword import EngineConfig, SamplingParams
+from foreword import EngineConfig, RequestFailedError, SamplingParams
 from langchain_foreword import ChatForeword, ForewordLLM, __version__
 
 if TYPE_CHECKING:
@@ -38,8 +39,14 @@ def test_every_sampling_option_is_a_field_with_the_engines_default(kind: type) -
 
 @KINDS
 def test_unknown_and_wrong_options_raise(kind: type, engine: Engine) -> None:
-    with pytest.raises(ValueError, match="temprature"):
+    with pytest.raises(ValueError, match="has no field 'temprature'; did you mean temperature"):
         kind(temprature=0.5)
+    with pytest.raises(ValueError, match=r"engine_options=\{'kv_cache_memory': \.\.\.\}"):
+        kind(kv_cache_memory="1GiB")
+    with pytest.raises(ValueError, match=r"did you mean engine_options=\{'max_model_len'"):
+        kind(max_modellen=512)
+    with pytest.raises(ValueError, match=r"'base_url'; known are .*cache_salt.*temperature"):
+        kind(base_url="https://example.org")
     with pytest.raises(ValueError, match="top_p"):
         kind(top_p=2)
     with pytest.raises(ValueError, match="block_sise"):
@@ -148,6 +155,9 @@ def test_llm_cache_tells_models_and_options_apart(kind: type, engine: Engine, ll
             lambda: base.invoke(prompt, max_tokens=5),
             lambda: base.invoke(prompt, stop=["x"]),
             lambda: base.invoke(prompt, seed=3),
+            lambda: base.invoke(prompt, cache_salt="tenant"),
+            lambda: base.invoke(prompt, {"configurable": {"cache_salt": "other tenant"}}),
+            lambda: base.invoke(prompt, structured={"choices": ["Paris"]}),
         ),
         start=2,
     ):
@@ -203,6 +213,79 @@ def test_engine_stays_out_of_serialisation_and_repr(kind: type, engine: Engine) 
     again = loads(dumps(model), allowed_objects=[kind], valid_namespaces=["langchain_foreword"])
     assert (again.model, again.temperature, again.engine) == ("smollm2-135m", 0.25, None)
     assert copy.deepcopy(model).get_engine() is engine
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+
+async def test_timeout_cancels_the_request(engine: Engine, idle: Callable[[], None]) -> None:
+    llm = ChatForeword(engine=engine, temperature=0, max_tokens=4000, ignore_eos=True, timeout=0.2)
+
+    async def streamed() -> Any:
+        return [chunk async for chunk in llm.astream(QUESTION)]
+
+    def in_a_thread(call: Callable[[], Any]) -> Any:
+        return asyncio.to_thread(call)
+
+    calls: list[Callable[[], Any]] = [
+        lambda: in_a_thread(lambda: llm.invoke(QUESTION)),
+        lambda: in_a_thread(lambda: list(llm.stream(QUESTION))),
+        lambda: llm.ainvoke(QUESTION),
+        streamed,
+    ]
+    for call in calls:
+        with pytest.raises(TimeoutError, match=r"timeout=0\.2 seconds"):
+            await call()
+        idle()
+    with pytest.raises(TimeoutError):
+        llm.invoke(QUESTION)  # on the event loop's own thread
+    assert llm.invoke(QUESTION, timeout=None, max_tokens=2).usage_metadata["output_tokens"] == 2
+    assert (await llm.ainvoke(QUESTION, timeout=60, max_tokens=2)).text == llm.invoke(QUESTION, max_tokens=2).text
+    with pytest.raises(ValueError, match="timeout"):
+        ChatForeword(timeout=0)
+
+
+async def test_failed_computations_are_repeated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`max_retries`: what fails inside the engine is asked again, unless some of a stream was shown already."""
+    from foreword.text.detokenizer import IncrementalDetokenizer
+
+    llm = ChatForeword(engine=engine, temperature=0, max_tokens=4, max_retries=2)
+    expected = llm.invoke(QUESTION).text
+    append, fail_at, calls = IncrementalDetokenizer.append, {0, 1}, 0
+
+    def fail(self: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls - 1 in fail_at:
+            raise RuntimeError("broken on purpose")
+        return append(self, *args)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", fail)
+
+    async def streamed() -> str:
+        return "".join([chunk.text async for chunk in llm.astream(QUESTION)])
+
+    async def answered() -> str:
+        return (await llm.ainvoke(QUESTION)).text
+
+    asks: list[Callable[[], Any]] = [
+        lambda: asyncio.to_thread(lambda: llm.invoke(QUESTION).text),
+        lambda: asyncio.to_thread(lambda: "".join(chunk.text for chunk in llm.stream(QUESTION))),
+        answered,
+        streamed,
+    ]
+    for ask in asks:
+        calls = 0
+        assert await ask() == expected
+        assert calls > 4  # two failed, then one for each token
+        calls = 0
+        with pytest.raises(RequestFailedError):
+            llm.invoke(QUESTION, max_retries=1)
+    calls, fail_at = 0, {2}
+    stream = llm.stream(QUESTION)
+    assert next(stream).text
+    with pytest.raises(RequestFailedError):
+        list(stream)
 
 
 # -- the engine ------------------------------------------------------------------------------------------------

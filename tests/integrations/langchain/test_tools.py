@@ -122,7 +122,7 @@ def test_wrong_bindings_are_refused_when_they_are_made(llm: ChatForeword, tools:
         llm.bind_tools(tools, tool_choice=3)
     with pytest.raises(ValueError, match="no tools to choose from"):
         llm.bind_tools([], tool_choice="any")
-    with pytest.raises(ValueError, match="'temprature'; did you mean 'temperature'"):
+    with pytest.raises(ValueError, match="'temprature'; did you mean temperature"):
         llm.bind_tools(tools, temprature=1)
     with pytest.raises(ValueError, match="top_p"):
         llm.bind_tools(tools, top_p=7)
@@ -277,6 +277,9 @@ def test_parallel_calls_can_be_switched_off(engine: Engine, tools: list[Any], pa
     assert len(one.bind_tools(tools, tool_choice="any").invoke(paris).tool_calls) == 1
     assert len(one.bind_tools(tools, tool_choice="any", parallel_tool_calls=True).invoke(paris).tool_calls) > 1
     assert len(one.invoke(paris, tools=tools, tool_choice="any").tool_calls) == 1  # unbound, per call
+    free = ChatForeword(engine=engine, temperature=0, max_tokens=128)
+    for choice in ("any", True, "get_weather"):  # there is but one way: once
+        assert len(free.bind_tools(tools[:1], tool_choice=choice).invoke(paris).tool_calls) == 1
 
 
 # -- the next turn ---------------------------------------------------------------------------------------------
