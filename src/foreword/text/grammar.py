@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from foreword.core.structured import StructuredParams, tool_name
 from foreword.core.validation import reject
 from foreword.text.closing import Closer, ClosingWatch
-from foreword.text.narrow import is_endless
+from foreword.text.narrow import flaw
 from foreword.text.schema import grammar_source, where
 from foreword.text.tools.canonical import canonical_tools
 from foreword.text.tools.formats import ToolFormat
@@ -175,9 +175,7 @@ def validate_structured(params: StructuredParams) -> None:
 
 @lru_cache(maxsize=256)
 def _validate_schema(name: str, schema: str) -> None:
-    endless = is_endless(json.loads(schema))
-    reason = f"each instance would have to contain another of $ref {endless}, without end" if endless else ""
-    reason = reason or _refusal(_grammars(f"start: {grammar_source(schema)}"))
+    reason = flaw(json.loads(schema)) or _refusal(_grammars(f"start: {grammar_source(schema)}"))
     if reason:
         raise ValueError(
             f"{name} cannot be honoured: {reason}{where(schema, reason)}; "

@@ -97,9 +97,20 @@ def resolve(reference: Any, root: Schema) -> Schema | None:
     return found if isinstance(found, dict) else None
 
 
-def is_endless(schema: Schema) -> str | None:
-    """The reference at which every instance would have to contain itself; None if there are finite instances."""
-    return _endless(schema, schema, ())
+def flaw(schema: Schema) -> str | None:
+    """What no grammar could hold although the library takes it; None if there is nothing of the kind."""
+    endless = _endless(schema, schema, ())
+    if endless is not None:
+        return f"each instance would have to contain another of $ref {endless}, without end"
+    for path, part in walk(schema):
+        least, named = (
+            part.get("minProperties"),
+            part.keys() & {"properties", "patternProperties", "additionalProperties"},
+        )
+        is_open = part.get("additionalProperties", named != {"properties"}) is not False
+        if isinstance(least, int) and least > 1 and is_open:
+            return f"minProperties={least} (at {path}) where keys are free: one that comes twice would count twice"
+    return None
 
 
 def _endless(part: Any, root: Schema, inside: tuple[str, ...]) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foreword.text.narrow import is_endless, narrow
+from foreword.text.narrow import flaw, narrow
 
 INTEGER = {"type": "integer", "minimum": 0, "maximum": 9}
 
@@ -109,4 +109,18 @@ def test_dates_exist() -> None:
     ],
 )
 def test_endless_schemas_are_found(schema: dict[str, Any], endless: bool) -> None:
-    assert (is_endless(schema) is not None) is endless
+    assert (flaw(schema) is not None) is endless
+
+
+@pytest.mark.parametrize(
+    ("schema", "flawed"),
+    [
+        ({"minProperties": 2}, True),
+        ({"minProperties": 2, "additionalProperties": INTEGER}, True),
+        ({"minProperties": 2, "patternProperties": {"^a": INTEGER}}, True),
+        ({"minProperties": 1, "additionalProperties": INTEGER}, False),
+        ({"minProperties": 2, "properties": {"a": INTEGER, "b": INTEGER}}, False),
+    ],
+)
+def test_keys_that_might_be_counted_twice(schema: dict[str, Any], flawed: bool) -> None:
+    assert ("minProperties" in (flaw(schema) or "")) is flawed
