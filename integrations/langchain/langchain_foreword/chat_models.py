@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -21,7 +20,6 @@ from langchain_foreword._binding import ForewordBinding
 from langchain_foreword._deadline import Limits, apieces, aresult, pieces, result
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._messages import to_dicts
-from langchain_foreword._preparing import aoutput_of, apieces_of, off_loop
 from langchain_foreword._results import chat_chunk, chat_result
 from langchain_foreword._runs import salt_of
 from langchain_foreword._structured import structured_model
@@ -251,7 +249,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
         output = result(
             call.limits,
             lambda: engine.chat(turns, call.params, **call.options),
-            lambda: aoutput_of(lambda: engine.astream_chat(turns, call.params, **call.options)),
+            lambda: engine.achat(turns, call.params, **call.options),
         )
         dispatch_cache_event(run_manager, engine, output.usage)
         return chat_result(engine, output)
@@ -263,11 +261,9 @@ class ChatForeword(ForewordModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        salt = salt_of(None)
-        call, turns = await off_loop(lambda: (self._chat_call(stop, kwargs, salt), to_dicts(messages)))
-        engine = await self._handle.aget(call.model)
-        make = partial(engine.astream_chat, turns, call.params, **call.options)
-        output = await aresult(call.limits, lambda: aoutput_of(make))
+        call = self._chat_call(stop, kwargs, salt_of(None))
+        engine, turns = await self._handle.aget(call.model), to_dicts(messages)
+        output = await aresult(call.limits, lambda: engine.achat(turns, call.params, **call.options))
         await adispatch_cache_event(run_manager, engine, output.usage)
         return chat_result(engine, output)
 
@@ -300,11 +296,10 @@ class ChatForeword(ForewordModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        salt = salt_of(None)
-        call, turns = await off_loop(lambda: (self._chat_call(stop, kwargs, salt), to_dicts(messages)))
-        engine = await self._handle.aget(call.model)
-        make = partial(engine.astream_chat, turns, self._one_stream(call.params), **call.options)
-        source = apieces(call.limits, lambda: apieces_of(make))
+        call = self._chat_call(stop, kwargs, salt_of(None))
+        params = self._one_stream(call.params)
+        engine, turns = await self._handle.aget(call.model), to_dicts(messages)
+        source = apieces(call.limits, lambda: engine.astream_chat(turns, params, **call.options))
         async with contextlib.aclosing(source):
             async for piece in source:
                 chunk = chat_chunk(engine, piece)

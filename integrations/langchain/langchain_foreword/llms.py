@@ -15,7 +15,6 @@ from pydantic import ConfigDict
 
 from foreword import RequestFailedError
 from langchain_foreword._base import SAMPLING_FIELDS, ForewordModel
-from langchain_foreword._preparing import off_loop
 from langchain_foreword._results import generations, text_chunk, token_usage
 from langchain_foreword._runs import salt_of
 
@@ -65,8 +64,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> LLMResult:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        encoded = await off_loop(lambda: [engine.encode(prompt) for prompt in prompts])
-        return _result(engine, await engine.agenerate(encoded, params))
+        return _result(engine, await engine.agenerate(prompts, params))
 
     def _stream(
         self,
@@ -96,8 +94,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        one = self._one_stream(params)
-        pieces = await off_loop(lambda: engine.astream(prompt, one))
+        pieces = engine.astream(prompt, self._one_stream(params))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 chunk = text_chunk(engine, piece)
