@@ -48,10 +48,10 @@ class ChatForeword(ForewordModel, BaseChatModel):
     """A chat model that runs in this process and computes every shared beginning once.
 
     Setup:
-        Install `langchain-foreword`. There is no key and no server.
+        Install this package and the engine from a checkout of the repository. There is no key and no server.
 
         ```bash
-        pip install langchain-foreword
+        pip install -e . -e integrations/langchain
         ```
 
     Key init args:
@@ -88,6 +88,14 @@ class ChatForeword(ForewordModel, BaseChatModel):
 
         ```python
         llm.batch(["What is the capital of France?", "What is the capital of Japan?"])
+        ```
+
+    Tools and structured output:
+        Grammars hold calls and answers to their schemas: what comes out always parses.
+
+        ```python
+        llm.bind_tools([get_weather]).invoke("What is the weather in Paris?").tool_calls
+        llm.with_structured_output(City).invoke("Which city is the capital of Japan?")
         ```
 
     Usage and cache:
