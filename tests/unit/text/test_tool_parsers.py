@@ -265,6 +265,8 @@ def test_calls_cut_short_keep_what_there_is() -> None:
         "",
         [("f", '{"x": 1\n')],
     )
+    whole = HermesFormat().write_calls([("f", {})])
+    assert all(read(HermesFormat(), whole[:-cut]) == ("", [("f", "{}")]) for cut in range(1, len("}\n</tool_call>")))
     assert read(MistralArgsFormat(), "[TOOL_CALLS]f[ARGS]") == ("", [("f", "")])
     assert read(MistralFormat(), '[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"na') == (', {"na', [("f", "{}")])
     assert read(Llama3Format(), '{"name": "f", "parameters": {"x') == ("", [("f", '{"x')])

@@ -176,6 +176,8 @@ class MarkedParser(ToolParser):
             return False
         if bare.startswith(self._closer):
             self._at += len(rest) - len(bare) + len(self._closer)
+        elif final and self._closer.startswith(bare):  # cut short inside the closing marker
+            self._at = len(self._buffer)
         self._mode = self._text
         return True
 
