@@ -40,7 +40,7 @@ class TestIntegration(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "smollm2-135m", "temperature": 0}
+        return {"model": "smollm2-135m", "temperature": 0, "max_tokens": 48}
 
     @property
     def has_tool_calling(self) -> bool:
