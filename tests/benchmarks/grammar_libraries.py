@@ -9,9 +9,11 @@ xgrammar brings torch and transformers with it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -135,14 +137,17 @@ def correctness(libraries: list[LLGuidance | XGrammar], encode: Encode) -> str:
 
 @dataclass
 class Costs:
-    """Microseconds of every step, milliseconds of every compilation and of the next request of the same schema."""
+    """By what was measured, the quickest of all rounds: another program that holds the processor adds, never takes.
 
-    setup_ms: float
-    first: list[float] = field(default_factory=list)
-    later: list[float] = field(default_factory=list)
-    accept: list[float] = field(default_factory=list)
-    compile_ms: list[float] = field(default_factory=list)
-    copy_ms: list[float] = field(default_factory=list)
+    The keys of steps are an output's name and the number of the token; their values are µs, all others are ms.
+    """
+
+    setup: float = math.inf
+    first: dict[tuple[str, int], float] = field(default_factory=dict)
+    later: dict[tuple[str, int], float] = field(default_factory=dict)
+    accept: dict[tuple[str, int], float] = field(default_factory=dict)
+    compile: dict[str, float] = field(default_factory=dict)
+    copy: dict[str, float] = field(default_factory=dict)
 
 
 def elapsed(call: Callable[[], Any], unit: float) -> tuple[Any, float]:
@@ -151,51 +156,52 @@ def elapsed(call: Callable[[], Any], unit: float) -> tuple[Any, float]:
     return result, (time.perf_counter() - begin) * unit
 
 
-def walk(state: State, tokens: list[int], masks: list[float], accepts: list[float]) -> None:
-    for token in tokens:
-        masks.append(elapsed(state.mask, 1e6)[1])
+def keep(quickest: dict[Any, float], key: Any, cost: float) -> None:
+    quickest[key] = min(cost, quickest.get(key, math.inf))
+
+
+def walk(state: State, name: str, tokens: list[int], masks: dict[Any, float], accepts: dict[Any, float]) -> None:
+    for index, token in enumerate(tokens):
+        keep(masks, (name, index), elapsed(state.mask, 1e6)[1])
         allowed, cost = elapsed(lambda token=token: state.accept(token), 1e6)
-        assert allowed, f"token {token} was not allowed"
-        accepts.append(cost)
-    assert state.complete()
+        assert allowed, f"{name}: token {token} was not allowed"
+        keep(accepts, (name, index), cost)
+    assert state.complete(), name
 
 
 def costs(names: list[str], tokens: list[bytes], encode: Encode, rounds: int) -> dict[str, Costs]:
     """All outputs under their schemas, the libraries in turns; the end token is the last of ``tokens``."""
     schemas = {case.name: case.schema for case in SCHEMAS}
     steps = {name: encode(written(output)) for name, output in OUTPUTS.items()}
-    measured, made = {}, {}
-    for name in names:
-        made[name], cost = elapsed(lambda name=name: LIBRARIES[name](tokens, encode), 1e3)
-        measured[name] = Costs(cost)
+    assert all(is_valid(schemas[name], written(output)) for name, output in OUTPUTS.items())
+    measured = {name: Costs() for name in names}
     for _ in range(rounds):
-        for output in OUTPUTS:
-            assert is_valid(schemas[output], written(OUTPUTS[output])), output
-            for name in names:
-                this = measured[name]
-                start, cost = elapsed(lambda output=output, name=name: made[name].compile(schemas[output]), 1e3)
-                this.compile_ms.append(cost)
-                walk(start.copy(), steps[output], this.first, [])
+        for name, this in measured.items():
+            importlib.import_module(name)
+            library, cost = elapsed(lambda name=name: LIBRARIES[name](tokens, encode), 1e3)
+            this.setup = min(this.setup, cost)
+            for output, ids in steps.items():
+                start, cost = elapsed(lambda made=library, output=output: made.compile(schemas[output]), 1e3)
+                keep(this.compile, output, cost)
+                walk(start.copy(), output, ids, this.first, {})
                 state, cost = elapsed(start.copy, 1e3)
-                this.copy_ms.append(cost)
-                walk(state, steps[output], this.later, this.accept)
+                keep(this.copy, output, cost)
+                walk(state, output, ids, this.later, this.accept)
     return measured
 
 
 def cost_table(measured: dict[str, Costs]) -> str:
-    def spread(values: list[float]) -> str:
+    def spread(values: Iterable[float]) -> str:
         ordered = sorted(values)
         return f"{statistics.median(ordered):,.0f} / {ordered[int(len(ordered) * 0.99)]:,.0f} / {ordered[-1]:,.0f}"
 
     lines: dict[str, Callable[[Costs], str]] = {
-        "mask, first request of a schema: median / p99 / max µs": lambda c: spread(c.first),
-        "mask, later requests: median / p99 / max µs": lambda c: spread(c.later),
-        "accepting a token: median / p99 / max µs": lambda c: spread(c.accept),
-        "compiling a schema: median / max ms": lambda c: (
-            f"{statistics.median(c.compile_ms):.1f} / {max(c.compile_ms):.1f}"
-        ),
-        "copying a state: median ms": lambda c: f"{statistics.median(c.copy_ms):.3f}",
-        "setting up the tokenizer, ms": lambda c: f"{c.setup_ms:.0f}",
+        "mask, first request of a schema: median / p99 / max µs": lambda c: spread(c.first.values()),
+        "mask, later requests: median / p99 / max µs": lambda c: spread(c.later.values()),
+        "accepting a token: median / p99 / max µs": lambda c: spread(c.accept.values()),
+        "compiling a schema, ms": lambda c: ", ".join(f"{name} {cost:,.1f}" for name, cost in c.compile.items()),
+        "copying a state: median ms": lambda c: f"{statistics.median(c.copy.values()):.3f}",
+        "setting up the tokenizer, ms": lambda c: f"{c.setup:,.0f}",
     }
     return table(["", *measured], [[title, *(show(c) for c in measured.values())] for title, show in lines.items()])
 
@@ -213,7 +219,7 @@ def imports(names: list[str], rounds: int) -> str:
             subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             for _ in range(rounds)
         ]
-        seconds = statistics.median(float(run.stdout.split()[0]) for run in runs)
+        seconds = min(float(run.stdout.split()[0]) for run in runs)
         _, memory, *heavy = runs[-1].stdout.split()
         needs = ", ".join(each for each in importlib.metadata.requires(name) or [] if "extra" not in each)
         rows.append(
