@@ -24,6 +24,19 @@ class Limits(NamedTuple):
     timeout: float | None
     retries: int
 
+    @classmethod
+    def checked(cls, timeout: Any, retries: Any) -> Limits:
+        """The limits of a call.
+
+        Raises:
+            ValueError: `timeout` is no number above 0, or `retries` no count.
+        """
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0):
+            raise ValueError(f"timeout={timeout!r}: give seconds above 0, or None")
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            raise ValueError(f"max_retries={retries!r}: give an integer of at least 0")
+        return cls(timeout, retries or 0)
+
 
 def result(limits: Limits, call: Callable[[], T], acall: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """The result of `call`; where it must end in time that of `acall`, which does the same and can be cancelled."""

@@ -234,7 +234,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
             options["structured"] = {"json_schema": schema}
         given = {name: options.pop(name, None) for name in CHAT_FIELDS}
         chat = {name: getattr(self, name) if value is None else value for name, value in given.items()}
-        limits = Limits(options.pop("timeout", self.timeout), options.pop("max_retries", self.max_retries) or 0)
+        limits = Limits.checked(options.pop("timeout", self.timeout), options.pop("max_retries", self.max_retries))
         model, params = self._call(stop, options, salt)
         if tools:
             chat |= {"tools": tools, "tool_choice": choice}

@@ -174,6 +174,16 @@ def _add(a: int, b: int) -> int:
     return a + b
 
 
+def test_prompt_has_exactly_one_start_token(llm: ChatForeword) -> None:
+    """P1501; LangChain 9: the template writes it, and nothing adds another."""
+    engine = llm.get_engine()
+    message = llm.invoke([S, H], prompt_logprobs=0)
+    rest = [next(iter(entry)) for entry in message.response_metadata["prompt_logprobs"][1:]]
+    assert engine.decode(rest).startswith("system\nBe brief.")
+    assert engine.decode(rest[:1]) == "system"  # a second start token would stand here
+    assert len(rest) + 1 == message.usage_metadata["input_tokens"]
+
+
 def test_second_turn_reuses_the_first(cold: Engine) -> None:
     """L15695: cached tokens of the second turn are at least the first prompt's, minus one block."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=16)

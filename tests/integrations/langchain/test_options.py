@@ -243,6 +243,9 @@ async def test_timeout_cancels_the_request(engine: Engine, idle: Callable[[], No
     assert (await llm.ainvoke(QUESTION, timeout=60, max_tokens=2)).text == llm.invoke(QUESTION, max_tokens=2).text
     with pytest.raises(ValueError, match="timeout"):
         ChatForeword(timeout=0)
+    for wrong in ({"timeout": -1}, {"timeout": "a minute"}, {"max_retries": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            llm.invoke(QUESTION, **wrong)
 
 
 async def test_failed_computations_are_repeated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
