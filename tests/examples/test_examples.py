@@ -60,7 +60,7 @@ def test_engine_program(tmp_path: Path) -> None:
 
 
 def test_every_program_is_tested() -> None:
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 5
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ _LEXEME = 64  # bytes of one pattern that are walked at once
 _TRIED = 256  # tokens to which each branch of a choice is followed
 
 Ways = dict[int, list[int]]
-"""By the hash of a mask, the tokens that lead on. Filled when a grammar is compiled and as other states are met."""
+"""By the hash of a mask, the tokens that lead on. Filled when a grammar is compiled, and by each completion for itself
+as it meets other states: what one completion is given does not depend on what others met."""
 
 
 class Closer:
@@ -164,7 +165,9 @@ class ClosingWatch:
 
     def fork(self) -> ClosingWatch:
         """A copy that goes its own way."""
-        return copy.copy(self)
+        other = copy.copy(self)
+        other._ways = dict(self._ways)
+        return other
 
     def leaves_room(self, matcher: LLMatcher, token_id: int, remaining: int) -> bool:
         """Whether the output can still be closed with ``remaining`` tokens once ``token_id`` is taken."""

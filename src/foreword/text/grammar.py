@@ -1,9 +1,12 @@
 """Constrained output: which tokens may come next.
 
 The work is done by llguidance, an Earley parser over a regular-expression lexer. It was chosen over xgrammar because it
-refuses every schema keyword that it does not enforce, where the other passes some over in silence; because it can
-be copied for n > 1 at any token; and because it loads in 50 ms without torch. Its mask costs 10 to 25 us a token.
-``python -m tests.benchmarks.grammar_libraries`` compares the two.
+refuses by name what it does not enforce: of 55 awkward schemas it takes 4 whose instances can be wrong, all of which
+are narrowed or refused here before, and xgrammar 22. It compiles a schema in 1 to 4 ms (xgrammar: 18 ms to 10 s) and
+loads in 75 ms without torch (3.6 s with it). Its masks cost more, 21 to 31 us a token against 2 to 3 in the median,
+but less where they are slowest, 0.9 ms against 6.7 at a vocabulary of 152,000; beside a forward pass of milliseconds
+neither matters. Both copy, roll back and replay to the same bits. ``python -m tests.benchmarks.grammar_libraries``
+compares them.
 """
 
 from __future__ import annotations

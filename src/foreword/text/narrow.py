@@ -209,6 +209,8 @@ def _simplify(part: Schema) -> None:
     form = part.get("format")
     if form in _NO_CONSTRAINT:
         del part["format"]
+    elif form == "hostname":
+        part.setdefault("maxLength", 253)
     elif form in _PATTERNS and "pattern" not in part:
         part["pattern"] = _PATTERNS[part.pop("format")]
 

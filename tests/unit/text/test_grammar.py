@@ -218,3 +218,19 @@ def test_too_little_room_is_not_fought(compiler: GrammarCompiler) -> None:
     state = start(compiler, json_schema=PERSON)
     random_walk(state, 0, 5)
     assert not state.closed_early
+
+
+def test_a_closing_does_not_depend_on_what_others_met(compiler: GrammarCompiler, smollm: Tokenizer) -> None:
+    """The way out is found anew by each completion, so that the same seed gives the same tokens after any others."""
+    mail = {
+        "type": "object",
+        "properties": {"to": {"type": "string", "format": "email"}, "at": {"type": "string", "format": "date-time"}},
+        "required": ["to", "at"],
+    }
+    alone = [
+        random_walk(GrammarCompiler(smollm, VOCAB).start(StructuredParams(json_schema=mail), GenericFormat()), 3, 44)
+    ]
+    for seed in range(6):
+        random_walk(start(compiler, json_schema=mail), seed + 10, 40 + seed)
+    alone.append(random_walk(start(compiler, json_schema=mail), 3, 44))
+    assert alone[0] == alone[1]
