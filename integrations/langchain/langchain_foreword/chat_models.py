@@ -28,7 +28,7 @@ from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, opena
 if TYPE_CHECKING:
     from foreword import Engine, SamplingParams
 
-CHAT_FIELDS = ("parallel_tool_calls", "canonical_tools", "template_options")
+CHAT_FIELDS = ("parallel_tool_calls", "canonical_tools", "schema_in_prompt", "template_options")
 
 
 class ChatCall(NamedTuple):
@@ -116,6 +116,9 @@ class ChatForeword(ForewordModel, BaseChatModel):
     canonical_tools: bool = True
     """Show tools to the model in the order of their names, so that a list in another order is the same prompt."""
 
+    schema_in_prompt: bool = True
+    """Show the schema of structured output to the model, at the end of the system prompt; it is enforced either way."""
+
     template_options: dict[str, Any] | None = None
     """Further variables of the model's chat template, e.g. `{"enable_thinking": False}`."""
 
@@ -136,8 +139,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        own = ("parallel_tool_calls", "canonical_tools", "template_options")
-        return super()._identifying_params | {name: getattr(self, name) for name in own}
+        return super()._identifying_params | {name: getattr(self, name) for name in CHAT_FIELDS}
 
     # -- tools and structured output ---------------------------------------------------------------------------
 
@@ -215,8 +217,8 @@ class ChatForeword(ForewordModel, BaseChatModel):
     # -- running -----------------------------------------------------------------------------------------------
 
     def _call_options(self) -> list[str]:
-        own = ["tools", "tool_choice", "parallel_tool_calls", "response_format", "canonical_tools", "template_options"]
-        return [*super()._call_options(), *own, "timeout", "max_retries"]
+        own = ["tools", "tool_choice", "response_format", *CHAT_FIELDS, "timeout", "max_retries"]
+        return [*super()._call_options(), *own]
 
     def _chat_call(self, stop: list[str] | None, options: dict[str, Any], salt: str | None = None) -> ChatCall:
         """Everything about one call but its messages; `salt` is that of the run around it.
@@ -380,7 +382,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
             "image_outputs": False,
             "audio_outputs": False,
             "video_outputs": False,
-            "reasoning_output": True,
+            "reasoning_output": engine is not None and engine.can_reason,
             "tool_calling": True,
             "tool_choice": True,
             "tool_call_streaming": True,
@@ -395,4 +397,5 @@ class ChatForeword(ForewordModel, BaseChatModel):
     def _count_prompt(self, messages: list[BaseMessage], options: dict[str, Any]) -> int:
         call = self._chat_call(None, options)
         engine = self.get_engine()
-        return engine.count_tokens(to_dicts(messages), cache_salt=call.params.cache_salt, **call.options)
+        read = {"cache_salt": call.params.cache_salt, "structured": call.params.structured, **call.options}
+        return engine.count_tokens(to_dicts(messages), **read)

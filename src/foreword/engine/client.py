@@ -96,7 +96,7 @@ class EngineClient:
 
         def one(messages: Messages, own: SamplingParams | None) -> Prepared:
             wanted = chat.constrain(SamplingParams.build(own, **sampling))
-            rendered = self.conversations.render(messages, chat, wanted.cache_salt)
+            rendered = self.conversations.render(messages, chat, wanted)
             return self._check(rendered.token_ids, wanted, rendered)
 
         return self._prepare_each(chats, params, one)

@@ -166,6 +166,7 @@ class Engine:
                 ``tool_choice``: "auto", "none", "any" or "required" (at least one call), or a tool's name;
                 ``parallel_tool_calls``: allow more than one call (True);
                 ``canonical_tools``: sort the tools, so that a shuffled list is the same prompt (True);
+                ``schema_in_prompt``: show the schema of ``structured`` to the model, in the system prompt (False);
                 ``template_options``: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
         """
         outputs = self._client.run(self._prepare_chats(messages, params, tools, options))
@@ -243,13 +244,12 @@ class Engine:
     def count_tokens(self, prompt: str | Messages, tools: Tools = None, **options: Any) -> int:
         """Tokens of a text, or of a conversation through the chat template, tools included.
 
-        ``options`` are those of :meth:`chat`; with the ``cache_salt`` of a call the count is exactly that call's.
+        With the ``options`` of a call (see :meth:`chat`) the count is exactly that call's.
         """
         if isinstance(prompt, str):
             return len(self.encode(prompt))
         chat, sampling = ChatOptions.split({"tools": tools, **options})
-        salt = SamplingParams.build(**sampling).cache_salt
-        return len(self._client.conversations.render(prompt, chat, salt).token_ids)
+        return len(self._client.conversations.render(prompt, chat, SamplingParams.build(**sampling)).token_ids)
 
     # -- state -------------------------------------------------------------------------------------------------
 
@@ -257,6 +257,11 @@ class Engine:
     def model(self) -> str:
         """The model's name as given."""
         return self.config.model
+
+    @property
+    def can_reason(self) -> bool:
+        """Whether the model's chat template knows ``<think>`` sections."""
+        return self._client.conversations.template.can_reason
 
     @property
     def closed(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from foreword.core.validation import reject
+from foreword.text import reasoning
 from foreword.text.fit import ROLES, Message, check_messages, fit_messages, has_tool_turns, text_parts
+from foreword.text.narrow import walk
 from foreword.text.tools.base import ToolFormat
 from foreword.text.tools.canonical import canonical_tools
 from foreword.text.tools.formats import recognise
@@ -121,6 +125,11 @@ class ChatTemplate:
             text_content=text_content,
         )
 
+    @property
+    def can_reason(self) -> bool:
+        """Whether it knows ``<think>`` sections."""
+        return reasoning.END in self.source
+
     @cached_property
     def tool_format(self) -> ToolFormat:
         """The format of tool calls that the template speaks; a generic one if it speaks none."""
@@ -168,6 +177,7 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     canonical: bool = True,
+    schema: Mapping[str, Any] | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a conversation, its messages fitted to ``template``.
@@ -177,6 +187,7 @@ def render_chat(
     Args:
         tools: OpenAI-style function definitions.
         canonical: sort the tools by name and the keys of their definitions, so that equal tools give equal text.
+        schema: the JSON schema of the answer, which the system prompt then ends with.
         template_options: further variables of the template.
 
     Raises:
@@ -186,6 +197,8 @@ def render_chat(
     section = template.tool_format.section(offered) if offered else None
     if section is not None:
         messages, offered = _with_section(check_messages(messages), section), None
+    if schema is not None:
+        messages = _with_section(check_messages(messages), _schema_section(schema, beside_tools=bool(tools)))
     fitted = fit_messages(messages, template, with_tools=bool(offered))
     try:
         return template.render(fitted, offered, add_generation_prompt, template_options)
@@ -195,6 +208,15 @@ def render_chat(
     # The template knows tool turns, but not in this order.
     fitted = fit_messages(messages, template, with_tools=bool(offered), as_text=True)
     return template.render(fitted, offered, add_generation_prompt, template_options)
+
+
+def _schema_section(schema: Mapping[str, Any], *, beside_tools: bool) -> str:
+    """What tells the model the shape of its answer, without titles: Pydantic makes them of the names they stand at."""
+    shown = copy.deepcopy(dict(schema))
+    for _, part in walk(shown):
+        part.pop("title", None)
+    when = "Once you need no more function calls, your" if beside_tools else "Your"
+    return f"{when} answer is JSON of this schema, and nothing else:\n{json.dumps(shown, ensure_ascii=False)}"
 
 
 def _with_section(messages: list[dict[str, Any]], section: str) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class ChatOptions:
         tool_choice: "auto", "none", "any" or "required", or a tool's name.
         parallel_tool_calls: allow more than one call in an answer.
         canonical_tools: sort tools by name and their keys, so that a shuffled list is the same prompt.
+        schema_in_prompt: show the schema of ``structured.json_schema`` to the model, at the end of the system prompt. A
+            grammar decides how an answer is written; what its fields mean the model can only read.
         template_options: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
     """
 
@@ -36,11 +39,13 @@ class ChatOptions:
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
     canonical_tools: bool = True
+    schema_in_prompt: bool = False
     template_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.canonical_tools, bool):
-            reject("canonical_tools", self.canonical_tools, "give True or False")
+        for field in ("canonical_tools", "schema_in_prompt"):
+            if not isinstance(getattr(self, field), bool):
+                reject(field, getattr(self, field), "give True or False")
         if not isinstance(self.template_options, Mapping | None):
             reject("template_options", self.template_options, "give a mapping from template variables to values")
 
@@ -50,6 +55,13 @@ class ChatOptions:
         names = {field.name for field in dataclasses.fields(cls)}
         own = {name: value for name, value in options.items() if name in names}
         return cls(**own), {name: value for name, value in options.items() if name not in names}
+
+    def shown_schema(self, params: SamplingParams | None) -> dict[str, Any] | None:
+        """The JSON schema that the prompt is to show; none that says nothing but "any object"."""
+        if not self.schema_in_prompt or params is None or params.structured is None:
+            return None
+        schema: dict[str, Any] = json.loads(str(params.structured.json_schema or "{}"))
+        return schema if schema.keys() - {"type"} else None
 
     def constrain(self, params: SamplingParams) -> SamplingParams:
         """``params`` with these tools in ``structured``.
@@ -125,8 +137,10 @@ class Conversations:
         self._end_texts = [tokenizer.token_bytes(token, skip_special_tokens=False).decode() for token in sorted(ends)]
         self.turns = TurnTable()
 
-    def render(self, messages: Sequence[Message], options: ChatOptions, salt: str | None = None) -> Rendered:
-        """The prompt of a conversation.
+    def render(
+        self, messages: Sequence[Message], options: ChatOptions, params: SamplingParams | None = None
+    ) -> Rendered:
+        """The prompt of a conversation; of ``params`` it reads the cache salt and, if asked to, the schema.
 
         The whole text is tokenized at once, because token borders at the seams of pieces need not be those of the
         whole; except behind the model's own last turn, whose tokens are known: there an end token makes the seam.
@@ -134,12 +148,14 @@ class Conversations:
         Raises:
             ValueError: no messages, a malformed one, or ones that the template refuses; says which and why.
         """
+        salt = params.cache_salt if params else None
         checked = check_messages(messages)
         text = render_chat(
             self.template,
             checked,
             options.tools,
             canonical=options.canonical_tools,
+            schema=options.shown_schema(params),
             template_options=options.template_options,
         )
         reads_calls = bool(options.tools) and options.tool_choice != "none"

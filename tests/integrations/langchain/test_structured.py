@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import pytest
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel, Field
 from pydantic.v1 import BaseModel as BaseModelV1
@@ -233,3 +233,21 @@ async def test_concurrent_grammars_do_not_mix(llm: ChatForeword, added: Callable
     found = await asyncio.gather(*(llm.ainvoke("Hi", structured=each) for each in formats))
     assert [message.text for message in found] == [f"answer {number}" for number in range(8)]
     assert added(llm.stream("Hi", structured=formats[3])).text == "answer 3"
+
+
+def test_the_model_reads_the_schema(llm: ChatForeword) -> None:
+    """The descriptions of fields are in the prompt, unless the caller writes them there; any JSON object needs none."""
+
+    class Described(BaseModel):
+        city: str = Field(description="The city that the text is about, in its own language.")
+
+    def prompt_tokens(method: str, schema: Any, **options: Any) -> int:
+        raw = llm.with_structured_output(schema, method=method, include_raw=True, **options).invoke("Paris")["raw"]
+        return raw.usage_metadata["input_tokens"]
+
+    plain = llm.get_num_tokens_from_messages([HumanMessage("Paris")])
+    assert prompt_tokens("json_schema", Described, schema_in_prompt=False) == plain
+    assert prompt_tokens("json_mode", None) == plain
+    assert prompt_tokens("json_schema", Described) > plain + llm.get_num_tokens(
+        Described.model_fields["city"].description
+    )

@@ -101,10 +101,10 @@ def test_what_was_changed_is_tokenized_anew(conversations: Conversations, smollm
 
 
 def test_salts_do_not_share_turns(conversations: Conversations, smollm: Tokenizer) -> None:
-    first = conversations.render(START, ChatOptions(), "a")
+    first = conversations.render(START, ChatOptions(), SamplingParams(cache_salt="a"))
     message = answer(first, smollm, odd_spelling(smollm, "one, two, three"))
     messages = [*START, message.as_dict(), {"role": "user", "content": "Go on."}]
-    same, other = (conversations.render(messages, ChatOptions(), salt) for salt in ("a", "b"))
+    same, other = (conversations.render(messages, ChatOptions(), SamplingParams(cache_salt=salt)) for salt in "ab")
     assert same.text == other.text
     assert other.token_ids == smollm.encode(other.text) != same.token_ids
 
@@ -170,3 +170,13 @@ def test_options_are_split_and_checked() -> None:
         ChatOptions(template_options=[1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"structured\.tools"):
         chat.constrain(SamplingParams(structured=StructuredParams(tools=(TOOL,))))
+
+
+def test_the_schema_is_shown_if_asked_for(conversations: Conversations) -> None:
+    schema = {"title": "Person", "type": "object", "properties": {"title": {"title": "Title", "type": "string"}}}
+    params = SamplingParams(structured=StructuredParams(json_schema=schema))
+    hidden = conversations.render(START, ChatOptions(), params)
+    assert hidden.text == conversations.render(START, ChatOptions()).text
+    shown = conversations.render(START, ChatOptions(schema_in_prompt=True, tools=[TOOL]), params)
+    assert '{"type": "object", "properties": {"title": {"type": "string"}}}' in shown.text
+    assert shown.text.index("Be brief.") < shown.text.index("look") < shown.text.index("your answer is JSON")
