@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RequestFailedError,
     )
     from foreword.core.message import AssistantMessage, MessageDelta, ToolCall, ToolCallDelta
-    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
+    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, PrefixReport, RequestOutput, Usage
     from foreword.core.sampling import SamplingParams
     from foreword.core.structured import StructuredParams
     from foreword.engine.engine import Engine
@@ -41,6 +41,7 @@ _HOMES = {
     "CompletionOutput": "core.outputs",
     "EngineStats": "core.outputs",
     "OutputChunk": "core.outputs",
+    "PrefixReport": "core.outputs",
     "RequestOutput": "core.outputs",
     "Usage": "core.outputs",
     "SamplingParams": "core.sampling",
@@ -65,6 +66,7 @@ __all__ = [
     "MessageDelta",
     "ModelLoadError",
     "OutputChunk",
+    "PrefixReport",
     "PromptTooLongError",
     "RequestFailedError",
     "RequestOutput",

@@ -147,6 +147,29 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """How much of a prompt is cached, and why no more.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: leading tokens whose KV is cached; at least one is computed all the same.
+        reason: "complete": all is cached; "diverged": something else is cached from there on; "new": nothing is.
+        offset: where in the prompt's text the cached part ends, in characters.
+        text: the prompt's text from there on, its beginning.
+        cached_text: what is cached instead, its beginning; "" unless it diverged.
+        message: which of the messages holds that place, from 0; None for a plain prompt, and outside of them.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    reason: Literal["complete", "diverged", "new"]
+    offset: int
+    text: str
+    cached_text: str
+    message: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of an engine. Blocks obey ``free + held + cached == total``.
 

@@ -137,6 +137,11 @@ class EngineCore:
             return
         if completion.finish_reason is not None:
             self.scheduler.finish(sequence)
+            if sequence.constraint is not None and sequence.constraint.closed_early:
+                logger.warning(
+                    "request %s: its JSON was closed because max_tokens=%d came near; what it says may be cut short",
+                    state.request.request_id, state.request.max_tokens,
+                )  # fmt: skip
         self._deliver(state, completion, text, sample)
 
     def _deliver(self, state: RequestState, completion: Completion, text: str, sample: Sample | None = None) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from foreword.core.config import EngineConfig
-from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
+from foreword.core.outputs import EngineStats, OutputChunk, PrefixReport, RequestOutput
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
 from foreword.engine.build import build
@@ -250,6 +250,18 @@ class Engine:
             return len(self.encode(prompt))
         chat, sampling = ChatOptions.split({"tools": tools, **options})
         return len(self._client.conversations.render(prompt, chat, SamplingParams.build(**sampling)).token_ids)
+
+    def explain(self, prompt: Prompt | Messages, tools: Tools = None, **options: Any) -> PrefixReport:
+        """How much of a prompt or conversation is cached, and where and why the match ends. Computes nothing.
+
+        It finds what keeps a prompt from being reused: a date or a name near the head, a tool list that changes.
+        ``options`` are those of :meth:`chat`.
+        """
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            [prepared] = self._prepare_chats(prompt, None, tools, options)
+        else:
+            [prepared] = self._prepare([prompt], None, options)  # type: ignore[list-item]
+        return self._client.explain(prepared)
 
     # -- state -------------------------------------------------------------------------------------------------
 

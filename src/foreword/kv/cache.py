@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from foreword.kv.blocks import BlockAllocator
 from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segmented_lru
+from foreword.kv.explain import Stop, find_stop
 from foreword.kv.tree import Node, PrefixMatch, PrefixTree
 
 
@@ -93,6 +94,11 @@ class KVCacheManager:
         """The longest cached prefix of ``tokens[:limit]``. Changes nothing; hand the match to ``allocate`` at once."""
         tree = self._tree(namespace)
         return tree.match(tokens, limit if self.enabled else 0)
+
+    def explain(self, namespace: bytes, tokens: list[int], count: int) -> Stop:
+        """Where the match of ``tokens`` ends, and up to ``count`` tokens cached behind. Changes nothing."""
+        tree = self._trees.get(namespace)
+        return Stop(0, []) if tree is None else find_stop(tree, tokens, count)
 
     def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
         """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""

@@ -78,7 +78,7 @@ class PrefixTree:
         """Longest prefix of ``tokens[:limit]`` in the tree. Changes nothing."""
         node, position, blocks = self.root, 0, list[int]()
         while True:
-            child, common = self._closest_child(node, tokens, position, limit)
+            child, common = self.closest_child(node, tokens, position, limit)
             if child is None:
                 return PrefixMatch(position, blocks, None, node)
             if common == self.block_size:
@@ -116,7 +116,7 @@ class PrefixTree:
                 continue
             if position < node.end:
                 node = self._split(node, position)
-            child, shared = self._closest_child(node, tokens, position, end)
+            child, shared = self.closest_child(node, tokens, position, end)
             if child is not None and shared == size:
                 node = child
                 continue
@@ -132,7 +132,7 @@ class PrefixTree:
             if common_prefix_length(node.tokens, start - node.start, tokens, start, len(tokens)) == len(tokens) - start:
                 return None
             node = self._split(node, start)
-        child, common = self._closest_child(node, tokens, start, len(tokens))
+        child, common = self.closest_child(node, tokens, start, len(tokens))
         if child is not None and common == len(tokens) - start:
             return None
         return self._add_child(node, tokens[start:], [block])
@@ -166,7 +166,7 @@ class PrefixTree:
             assert node.keys == sorted(node.keys), "children out of order"
             assert node.keys == [tuple(child.tokens[: self.block_size]) for child in node.children], "stale keys"
 
-    def _closest_child(self, node: Node, tokens: list[int], position: int, limit: int) -> tuple[Node | None, int]:
+    def closest_child(self, node: Node, tokens: list[int], position: int, limit: int) -> tuple[Node | None, int]:
         """The child that shares most tokens of its first block with ``tokens[position:limit]``, and how many."""
         wanted = tuple(tokens[position : min(position + self.block_size, limit)])
         index = bisect_left(node.keys, wanted)

@@ -56,9 +56,9 @@ class ChatOptions:
         own = {name: value for name, value in options.items() if name in names}
         return cls(**own), {name: value for name, value in options.items() if name not in names}
 
-    def shown_schema(self, params: SamplingParams | None) -> dict[str, Any] | None:
+    def shown_schema(self, params: SamplingParams) -> dict[str, Any] | None:
         """The JSON schema that the prompt is to show; none that says nothing but "any object"."""
-        if not self.schema_in_prompt or params is None or params.structured is None:
+        if not self.schema_in_prompt or params.structured is None:
             return None
         schema: dict[str, Any] = json.loads(str(params.structured.json_schema or "{}"))
         return schema if schema.keys() - {"type"} else None
@@ -90,17 +90,16 @@ class Rendered:
     """A conversation as the model reads it.
 
     Attributes:
-        salt: the cache salt it was rendered for.
-        index: messages in it; the answer will be ``messages[index]``.
         tool_format: how calls are written; None if calls are not to be looked for.
         shown: special tokens that are markup of calls or thoughts and must reach the parser.
     """
 
     conversations: Conversations
-    salt: str | None
+    messages: list[dict[str, Any]]
+    options: ChatOptions
+    params: SamplingParams
     text: str
     token_ids: list[int]
-    index: int
     reasoning: Reasoning | None
     tool_format: ToolFormat | None
     shown: frozenset[int]
@@ -118,7 +117,15 @@ class Rendered:
         hidden = any(token in tokenizer.special_token_ids and token not in self.shown for token in body)
         if body and not hidden and said == text.encode():
             turn = Turn(self.text, array("I", self.token_ids + body), message.reasoning)
-            self.conversations.turns.remember(self.salt, self.index, message, turn)
+            self.conversations.turns.remember(self.params.cache_salt, len(self.messages), message, turn)
+
+    def owner(self, offset: int) -> int | None:
+        """Which message holds the character at ``offset`` of the text; None if none does, or it cannot be told."""
+        for count in range(1, len(self.messages) + 1):
+            begin = self.conversations.text_of(self.messages[:count], self.options, self.params, speaks_next=False)
+            if offset < len(begin) and self.text.startswith(begin):
+                return count - 1
+        return None
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
@@ -148,30 +155,30 @@ class Conversations:
         Raises:
             ValueError: no messages, a malformed one, or ones that the template refuses; says which and why.
         """
-        salt = params.cache_salt if params else None
+        params = params or SamplingParams()
         checked = check_messages(messages)
-        text = render_chat(
-            self.template,
-            checked,
-            options.tools,
-            canonical=options.canonical_tools,
-            schema=options.shown_schema(params),
-            template_options=options.template_options,
-        )
+        text = self.text_of(checked, options, params)
         reads_calls = bool(options.tools) and options.tool_choice != "none"
         tool_format = self.template.tool_format if reads_calls else None
         reasoning = recognise(self.template.source, text)
+        markers = (*(tool_format.markers if tool_format else ()), *(("<think>", "</think>") if reasoning else ()))
+        token_ids = self._encode(checked, text, params.cache_salt)
         return Rendered(
-            self,
-            salt,
-            text,
-            self._encode(checked, text, salt),
-            len(checked),
-            reasoning,
-            tool_format,
-            self._special(
-                *(tool_format.markers if tool_format else ()), *(("<think>", "</think>") if reasoning else ())
-            ),
+            self, checked, options, params, text, token_ids, reasoning, tool_format, self._special(*markers)
+        )
+
+    def text_of(
+        self, messages: list[dict[str, Any]], options: ChatOptions, params: SamplingParams, *, speaks_next: bool = True
+    ) -> str:
+        """The text of a conversation, up to where the assistant ``speaks_next``."""
+        return render_chat(
+            self.template,
+            messages,
+            options.tools,
+            add_generation_prompt=speaks_next,
+            canonical=options.canonical_tools,
+            schema=options.shown_schema(params),
+            template_options=options.template_options,
         )
 
     def _encode(self, messages: Sequence[Message], text: str, salt: str | None) -> list[int]:

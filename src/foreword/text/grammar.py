@@ -133,14 +133,15 @@ class GrammarCompiler:
             state = self._compiled.get(source)
             if state is None:
                 validate_structured(params)  # its messages say where
-                is_json = params.json_schema is not None or params.tools is not None
-                state = self._compiled[source] = self._compile(source, is_json)
+                # a call that is cut short is an error; one that was closed early would be carried out
+                closes = params.json_schema is not None and not params.tools
+                state = self._compiled[source] = self._compile(source, closes)
             self._compiled.move_to_end(source)
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
             return state.fork()
 
-    def _compile(self, source: str, is_json: bool) -> GrammarState:
+    def _compile(self, source: str, closes: bool) -> GrammarState:
         from llguidance import LLMatcher
 
         if self._vocabulary is None:
@@ -148,7 +149,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._vocabulary.table, source, log_level=0)
         if matcher.is_error():
             raise ValueError(f"structured cannot be honoured: {_reason(matcher.get_error())}")
-        watch = ClosingWatch(self._vocabulary.closer, matcher) if is_json else None
+        watch = ClosingWatch(self._vocabulary.closer, matcher) if closes else None
         return GrammarState(matcher, watch, self._vocabulary.eos_token_id)
 
     def _literal(self, text: str) -> str:
