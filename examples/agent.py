@@ -77,7 +77,7 @@ def call_then_answer(request: ModelRequest, handler: Callable[[ModelRequest], Mo
 
 
 def main(model: str = "smollm2-135m") -> None:
-    # 128 tokens are more than any step here takes: near the limit, a call would be brought to an end early
+    # more than any step here takes: a call that max_tokens cuts is an invalid one, which the agent cannot run
     llm = ChatForeword(model=model, temperature=0, max_tokens=128, parallel_tool_calls=False)
     agent = create_agent(
         llm, [calculate, look_up], system_prompt=SYSTEM, response_format=Answer, middleware=[call_then_answer]
