@@ -74,7 +74,7 @@ class EngineClient:
         self.conversations = Conversations(tokenizer)
         self.limits = limits
         # not the event loop's own pool: its threads may all be waiting for calls like the one that is prepared
-        self._preparing = ThreadPoolExecutor(1, "foreword-prepare")
+        self._preparing = ThreadPoolExecutor(2, "foreword-prepare")
         self._compiler = GrammarCompiler(tokenizer, limits.vocab_size)
         self._loop = loop
         self._namespace_key = lru_cache(maxsize=1024)(lambda salt: dataclasses.replace(namespace, salt=salt).key())
@@ -218,6 +218,10 @@ class EngineClient:
         ids = [request.request_id for request in requests]
         with contextlib.suppress(EngineClosedError):  # closing has cancelled them
             self._loop.post(lambda: self._loop.core.cancel(ids, quietly=True))
+
+    def close(self) -> None:
+        """No more requests will be prepared."""
+        self._preparing.shutdown(wait=False)
 
     # -- wait --------------------------------------------------------------------------------------------------
 

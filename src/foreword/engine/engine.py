@@ -166,7 +166,8 @@ class Engine:
                 ``tool_choice``: "auto", "none", "any" or "required" (at least one call), or a tool's name;
                 ``parallel_tool_calls``: allow more than one call (True);
                 ``canonical_tools``: sort the tools, so that a shuffled list is the same prompt (True);
-                ``schema_in_prompt``: show the schema of ``structured`` to the model, in the system prompt (False);
+                ``schema_in_prompt``: show the schema of ``structured`` to the model (False);
+                ``replay_turns``: put its own answers back in the tokens in which it wrote them (True);
                 ``template_options``: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
         """
         outputs = self._client.run(self._prepare_chats(messages, params, tools, options))
@@ -249,7 +250,8 @@ class Engine:
         if isinstance(prompt, str):
             return len(self.encode(prompt))
         chat, sampling = ChatOptions.split({"tools": tools, **options})
-        return len(self._client.conversations.render(prompt, chat, SamplingParams.build(**sampling)).token_ids)
+        params = chat.constrain(SamplingParams.build(**sampling))
+        return len(self._client.conversations.render(prompt, chat, params).token_ids)
 
     def explain(self, prompt: Prompt | Messages, tools: Tools = None, **options: Any) -> PrefixReport:
         """How much of a prompt or conversation is cached, and where and why the match ends. Computes nothing.
@@ -297,6 +299,7 @@ class Engine:
         if self.shared_as is not None and not registry.release(self.shared_as, self):
             return
         self._closer()
+        self._client.close()
 
     def __enter__(self) -> Engine:
         return self

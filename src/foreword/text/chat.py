@@ -177,6 +177,7 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     canonical: bool = True,
+    parallel: bool = True,
     schema: Mapping[str, Any] | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> str:
@@ -187,18 +188,21 @@ def render_chat(
     Args:
         tools: OpenAI-style function definitions.
         canonical: sort the tools by name and the keys of their definitions, so that equal tools give equal text.
-        schema: the JSON schema of the answer, which the system prompt then ends with.
+        parallel: whether several calls may be made at once.
+        schema: the JSON schema of the answer. It stands at the end of the last message, so that all before is shared
+            with other schemas; beside tools in the system prompt, so that the steps of an agent are.
         template_options: further variables of the template.
 
     Raises:
         ValueError: a message or tool is malformed, or the template refuses the messages; says which and why.
     """
     offered: list[Any] | None = (canonical_tools(tools) if canonical else list(tools)) if tools else None
-    section = template.tool_format.section(offered) if offered else None
+    section = template.tool_format.section(offered, parallel) if offered else None
     if section is not None:
         messages, offered = _with_section(check_messages(messages), section), None
     if schema is not None:
-        messages = _with_section(check_messages(messages), _schema_section(schema, beside_tools=bool(tools)))
+        place = _with_section if tools else _with_request
+        messages = place(check_messages(messages), _schema_section(schema, beside_tools=bool(tools)))
     fitted = fit_messages(messages, template, with_tools=bool(offered))
     try:
         return template.render(fitted, offered, add_generation_prompt, template_options)
@@ -208,6 +212,11 @@ def render_chat(
     # The template knows tool turns, but not in this order.
     fitted = fit_messages(messages, template, with_tools=bool(offered), as_text=True)
     return template.render(fitted, offered, add_generation_prompt, template_options)
+
+
+def _with_request(messages: list[dict[str, Any]], request: str) -> list[Message]:
+    """``messages`` with ``request`` as the last thing the user says; merged when they are fitted."""
+    return [*messages, {"role": "user", "content": request}]
 
 
 def _schema_section(schema: Mapping[str, Any], *, beside_tools: bool) -> str:

@@ -32,6 +32,8 @@ class ChatOptions:
         canonical_tools: sort tools by name and their keys, so that a shuffled list is the same prompt.
         schema_in_prompt: show the schema of ``structured.json_schema`` to the model, at the end of the system prompt. A
             grammar decides how an answer is written; what its fields mean the model can only read.
+        replay_turns: put the model's own answers back in the tokens in which it wrote them. Off, equal messages are
+            equal tokens, whatever was generated before.
         template_options: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
     """
 
@@ -40,10 +42,11 @@ class ChatOptions:
     parallel_tool_calls: bool = True
     canonical_tools: bool = True
     schema_in_prompt: bool = False
+    replay_turns: bool = True
     template_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for field in ("canonical_tools", "schema_in_prompt"):
+        for field in ("canonical_tools", "schema_in_prompt", "replay_turns"):
             if not isinstance(getattr(self, field), bool):
                 reject(field, getattr(self, field), "give True or False")
         if not isinstance(self.template_options, Mapping | None):
@@ -115,7 +118,8 @@ class Rendered:
         body = token_ids[:-1] if ended else token_ids
         said = b"".join(tokenizer.token_bytes(token, token not in self.shown) for token in body)
         hidden = any(token in tokenizer.special_token_ids and token not in self.shown for token in body)
-        if body and not hidden and said == text.encode():
+        spelled = any(end in text for end in self.conversations.end_texts)  # it would be taken for the turn's end
+        if body and not hidden and not spelled and said == text.encode():
             turn = Turn(self.text, array("I", self.token_ids + body), message.reasoning)
             self.conversations.turns.remember(self.params.cache_salt, len(self.messages), message, turn)
 
@@ -141,7 +145,7 @@ class Conversations:
         self._has_template = tokenizer.chat_template is not None
         self.template = tokenizer.chat_template or ChatTemplate.plain()
         ends = tokenizer.eos_token_ids & tokenizer.special_token_ids
-        self._end_texts = [tokenizer.token_bytes(token, skip_special_tokens=False).decode() for token in sorted(ends)]
+        self.end_texts = [tokenizer.token_bytes(token, skip_special_tokens=False).decode() for token in sorted(ends)]
         self.turns = TurnTable()
 
     def render(
@@ -162,7 +166,8 @@ class Conversations:
         tool_format = self.template.tool_format if reads_calls else None
         reasoning = recognise(self.template.source, text)
         markers = (*(tool_format.markers if tool_format else ()), *(("<think>", "</think>") if reasoning else ()))
-        token_ids = self._encode(checked, text, params.cache_salt)
+        turn = self.turns.find(params.cache_salt, checked, text) if options.replay_turns else None
+        token_ids = self._encode(text, turn)
         return Rendered(
             self, checked, options, params, text, token_ids, reasoning, tool_format, self._special(*markers)
         )
@@ -177,19 +182,19 @@ class Conversations:
             options.tools,
             add_generation_prompt=speaks_next,
             canonical=options.canonical_tools,
+            parallel=options.parallel_tool_calls,
             schema=options.shown_schema(params),
             template_options=options.template_options,
         )
 
-    def _encode(self, messages: Sequence[Message], text: str, salt: str | None) -> list[int]:
-        turn = self.turns.find(salt, messages, text)
+    def _encode(self, text: str, turn: Turn | None) -> list[int]:
         spliced = None if turn is None else self._splice(turn, text)
         return self.tokenizer.encode(text, add_special_tokens=not self._has_template) if spliced is None else spliced
 
     def _splice(self, turn: Turn, text: str) -> list[int] | None:
         """The turn's own tokens and those of what follows it; None where the template shows the turn otherwise."""
         begin = len(turn.prompt)
-        ends = [place for place in (text.find(end, begin) for end in self._end_texts) if place >= 0]
+        ends = [place for place in (text.find(end, begin) for end in self.end_texts) if place >= 0]
         if not ends:
             return None
         end = min(ends)

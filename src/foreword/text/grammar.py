@@ -113,6 +113,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._compiled: OrderedDict[str, GrammarState] = OrderedDict()
 
@@ -131,11 +132,12 @@ class GrammarCompiler:
         source = _source(params, tool_format, reasoning, self._literal)
         with self._lock:
             state = self._compiled.get(source)
-            if state is None:
-                validate_structured(params)  # its messages say where
-                # a call that is cut short is an error; one that was closed early would be carried out
-                closes = params.json_schema is not None and not params.tools
-                state = self._compiled[source] = self._compile(source, closes)
+        if state is None:  # compiled outside of the lock: a slow one keeps nobody waiting
+            validate_structured(params)  # its messages say where
+            # a call that is cut short is an error; one that was closed early would be carried out
+            state = self._compile(source, closes=params.json_schema is not None and not params.tools)
+        with self._lock:
+            self._compiled[source] = state
             self._compiled.move_to_end(source)
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
@@ -144,8 +146,9 @@ class GrammarCompiler:
     def _compile(self, source: str, closes: bool) -> GrammarState:
         from llguidance import LLMatcher
 
-        if self._vocabulary is None:
-            self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
         matcher = LLMatcher(self._vocabulary.table, source, log_level=0)
         if matcher.is_error():
             raise ValueError(f"structured cannot be honoured: {_reason(matcher.get_error())}")
@@ -207,9 +210,9 @@ def _source(params: StructuredParams, tool_format: ToolFormat, reasoning: Reason
             literal=literal,
             json=lambda schema: grammar_source(json.dumps(schema, ensure_ascii=False)),
         )
-        return _grammars((reasoning.grammar("answer") if reasoning else "start: answer\n") + rules)
+        return _grammars((reasoning.grammar("answer", literal) if reasoning else "start: answer\n") + rules)
     body = _body(params)
-    return _grammars(body) if reasoning is None else _grammars(reasoning.grammar(_ANSWER), answer=body)
+    return _grammars(body) if reasoning is None else _grammars(reasoning.grammar(_ANSWER, literal), answer=body)
 
 
 def _body(params: StructuredParams) -> str:

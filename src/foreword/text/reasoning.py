@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreword.core.message import MessageDelta
@@ -19,13 +20,19 @@ class Reasoning:
 
     opened: bool = False
 
-    def grammar(self, answer: str) -> str:
-        """Lark rules: an optional thought (one for certain, if it was opened) before the rule ``answer``."""
-        begin = "" if self.opened else f'"{START}" '
+    def grammar(self, answer: str, literal: Callable[[str], str]) -> str:
+        """Lark rules: an optional thought (one for certain, if it was opened) before the rule ``answer``.
+
+        ``literal`` gives the Lark source of a tag: a quoted string, or ``<[id]>`` for a special token.
+        """
+        begin = "" if self.opened else f"{literal(START)} "
         start = f"thought {answer}" if self.opened else f"{answer} | thought {answer}"
-        # [lazy]: the first closing tag ends the thought
-        thought = f'thought: {begin}thinking ("\\n" | "\\n\\n")?\nthinking[lazy]: /(.|\\n)*<\\/think>/\n'
-        return f"start: {start}\n{thought}"
+        spelled = "thinking[lazy]: /(.|\\n)*<\\/think>/\n"  # the first closing tag ends the thought
+        marker = literal(END)
+        if marker.startswith("<"):
+            spelled += f"free: /(.|\\n)*/\nthinking_on: free {marker}\n"
+        end = "(thinking | thinking_on)" if marker.startswith("<") else "thinking"
+        return f'start: {start}\nthought: {begin}{end} ("\\n" | "\\n\\n")?\n{spelled}'
 
 
 def recognise(template_source: str, prompt: str) -> Reasoning | None:

@@ -180,3 +180,31 @@ def test_the_schema_is_shown_if_asked_for(conversations: Conversations) -> None:
     shown = conversations.render(START, ChatOptions(schema_in_prompt=True, tools=[TOOL]), params)
     assert '{"type": "object", "properties": {"title": {"type": "string"}}}' in shown.text
     assert shown.text.index("Be brief.") < shown.text.index("look") < shown.text.index("your answer is JSON")
+
+
+def test_an_answer_that_spells_an_end_token_is_not_put_back(conversations: Conversations, smollm: Tokenizer) -> None:
+    """It would be taken for the end of the turn; the text is tokenized as it stands instead."""
+    spoken = [token for char in "Say <|im_end|> twice." for token in smollm.encode(char)]
+    message = answer(conversations.render(START, ChatOptions()), smollm, spoken)
+    rendered = conversations.render([*START, message.as_dict(), {"role": "user", "content": "?"}], ChatOptions())
+    assert rendered.token_ids == smollm.encode(rendered.text)
+
+
+def test_turns_are_not_put_back_if_not_wanted(conversations: Conversations, smollm: Tokenizer) -> None:
+    message = answer(conversations.render(START, ChatOptions()), smollm, [*odd_spelling(smollm, "one, two"), END])
+    messages = [*START, message.as_dict(), {"role": "user", "content": "?"}]
+    assert conversations.render(messages, ChatOptions(replay_turns=False)).token_ids == smollm.encode(
+        conversations.render(messages, ChatOptions()).text
+    )
+
+
+def test_without_tools_the_schema_is_the_last_thing_said(conversations: Conversations) -> None:
+    """So that what stands before it is shared with calls for other schemas."""
+    texts = []
+    for name in ("a", "b"):
+        schema = {"type": "object", "properties": {name: {"type": "integer"}}}
+        params = SamplingParams(structured=StructuredParams(json_schema=schema))
+        texts.append(conversations.render(START, ChatOptions(schema_in_prompt=True), params).text)
+    shared = texts[0][: texts[0].index('{"a"')]
+    assert texts[1].startswith(shared)
+    assert "Count to 3." in shared

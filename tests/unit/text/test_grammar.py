@@ -229,3 +229,26 @@ def test_a_closing_does_not_depend_on_what_others_met(compiler: GrammarCompiler,
         random_walk(start(compiler, json_schema=mail), seed + 10, 40 + seed)
     alone.append(random_walk(start(compiler, json_schema=mail), 3, 44))
     assert alone[0] == alone[1]
+
+
+def test_tags_of_thoughts_may_be_special_tokens(smollm: Tokenizer) -> None:
+    """Text cannot spell a special token; where a model has tags as such, the grammar names them."""
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_str(smollm._backend.to_str())
+    backend.add_special_tokens([AddedToken("<think>", special=True), AddedToken("</think>", special=True)])
+    tokenizer = Tokenizer(backend, special_tokens=smollm.special_tokens, eos_token_ids=smollm.eos_token_ids)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+
+    def follows(reasoning: Reasoning, text: str) -> bool:
+        state = start(compiler, reasoning, choices=["yes"])
+        for token in tokenizer.encode(text):
+            state.advance(token)
+        return state.complete
+
+    assert follows(Reasoning(), "<think>\nhm\n</think>\n\nyes")
+    assert follows(Reasoning(), "yes")
+    assert follows(Reasoning(opened=True), "hm</think>yes")
+    with pytest.raises(ValueError, match="cannot go on"):
+        follows(Reasoning(), "<think>hm</think>no")
