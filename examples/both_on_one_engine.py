@@ -1,4 +1,4 @@
-"""LangChain and LlamaIndex in one process: one set of weights, one cache, and nothing to configure for it.
+"""A LangChain agent and a LlamaIndex query engine in one process: one set of weights, one cache, nothing to configure.
 
     python examples/both_on_one_engine.py [model]
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from langchain_core.prompts import ChatPromptTemplate
+from langchain.agents import create_agent
 from llama_index.core import ChatPromptTemplate as LlamaIndexTemplate
 from llama_index.core import Document, SummaryIndex
 from llama_index.core.instrumentation import get_dispatcher
@@ -40,22 +40,21 @@ def main(model: str = "smollm2-135m") -> None:
     llm = Foreword(model=model, temperature=0, max_tokens=40)
     print(f"one engine: {chat.get_engine() is llm.get_engine()}\n")
 
-    prompt = ChatPromptTemplate.from_messages([("system", SYSTEM), ("human", "{question}")])
-    chain = prompt.partial(context_str="\n\n".join(DOCUMENTS)) | chat
+    agent = create_agent(chat, tools=[], system_prompt=SYSTEM.format(context_str="\n\n".join(DOCUMENTS)))
 
     index = SummaryIndex.from_documents([Document(text=text) for text in DOCUMENTS])
     template = LlamaIndexTemplate.from_messages([("system", SYSTEM), ("user", "{query_str}")])
     query_engine = index.as_query_engine(llm=llm, text_qa_template=template)
     get_dispatcher().add_event_handler(ShowUsage())
 
-    ask_chain(chain, "Who delivered the Gettysburg Address?")
+    ask_agent(agent, "Who delivered the Gettysburg Address?")
     query_engine.query("When was the Gettysburg Address delivered?")
-    ask_chain(chain, "Where was the Gettysburg Address delivered?")
+    ask_agent(agent, "Where was the Gettysburg Address delivered?")
     query_engine.query("Who wrote the Zen of Python?")
 
 
-def ask_chain(chain: Any, question: str) -> None:
-    message = chain.invoke({"question": question})
+def ask_agent(agent: Any, question: str) -> None:
+    message = agent.invoke({"messages": [("user", question)]})["messages"][-1]
     usage = message.usage_metadata
     show("LangChain", usage["input_token_details"]["cache_read"], usage["input_tokens"], message.text)
 

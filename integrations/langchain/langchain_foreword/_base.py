@@ -13,7 +13,7 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from foreword import EngineConfig, EngineHandle, SamplingParams, StructuredParams
-from langchain_foreword._runs import SaltedRuns
+from langchain_foreword._runs import SaltedRuns, digest
 from langchain_foreword._version import __version__
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
     structured: dict[str, Any] | None = None
     """What every output must look like: a dict with one of `json_schema`, `regex`, `grammar` and `choices`."""
 
-    cache_salt: str | None = None
+    cache_salt: str | None = Field(default=None, repr=False)
     """Calls share cached prefixes only with calls of the same salt, e.g. a tenant's. It may also come with a run:
     `config={"configurable": {"cache_salt": "tenant-7"}}`."""
 
@@ -203,11 +203,11 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
     @property
     def _identifying_params(self) -> dict[str, Any]:
         """Everything the output depends on: these name the entries of an LLM cache."""
-        return {
-            "model": self.model,
-            "engine_options": _identity(self.engine.config if self.engine is not None else self.engine_options),
-            **{name: getattr(self, name) for name in SAMPLING_FIELDS},
-        }
+        fields = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        if self.cache_salt is not None:
+            fields["cache_salt"] = digest(self.cache_salt)  # these go into traces
+        options = _identity(self.engine.config if self.engine is not None else self.engine_options)
+        return {"model": self.model, "engine_options": options, **fields}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         own = [self.stop] if isinstance(self.stop, str) else self.stop

@@ -61,11 +61,8 @@ def _result(timeout: float | None, call: Callable[[], T], acall: Callable[[], Co
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`, which would also take the thread's current event loop away."""
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(coroutine)
 
 
 async def aresult(limits: Limits, acall: Callable[[], Awaitable[T]]) -> T:
@@ -78,15 +75,18 @@ async def aresult(limits: Limits, acall: Callable[[], Awaitable[T]]) -> T:
     return await _within(limits.timeout, acall())
 
 
-def pieces(limits: Limits, make: Callable[[], Generator[T, None, None]]) -> Generator[T, None, None]:
-    """The pieces of `make()`; the time is looked at with each of them."""
-    start, retries = time.monotonic(), limits.retries
+def pieces(
+    limits: Limits, make: Callable[[], Generator[T, None, None]], amake: Callable[[], AsyncGenerator[T, None]]
+) -> Generator[T, None, None]:
+    """The pieces of `make()`; where they must end in time, those of `amake()`, whose waiting can be ended."""
+    if limits.timeout is not None:
+        yield from _timed(apieces(limits, amake))
+        return
+    retries = limits.retries
     while True:
         begun, source = False, make()
         try:
             for piece in source:
-                if limits.timeout is not None and time.monotonic() - start > limits.timeout:
-                    raise _late(limits.timeout)
                 begun = True
                 yield piece
             return
@@ -96,6 +96,21 @@ def pieces(limits: Limits, make: Callable[[], Generator[T, None, None]]) -> Gene
             retries -= 1
         finally:
             source.close()  # cancels the request
+
+
+def _timed(source: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """The pieces of `source`, each waited for on a loop and a thread of their own: this one's may be running."""
+    with ThreadPoolExecutor(1, "foreword-wait") as pool:
+        loop = asyncio.new_event_loop()
+        try:
+            while True:
+                try:
+                    yield pool.submit(loop.run_until_complete, anext(source)).result()
+                except StopAsyncIteration:
+                    return
+        finally:
+            pool.submit(loop.run_until_complete, source.aclose()).result()
+            loop.close()
 
 
 async def apieces(limits: Limits, make: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,10 +15,15 @@ SALT = "cache_salt"
 def salt_of(config: RunnableConfig | None) -> str | None:
     """`configurable["cache_salt"]` of a call's config, or else of the chain, graph or agent around it."""
     for given in (config, var_child_runnable_config.get()):
-        salt: str | None = (given or {}).get("configurable", {}).get(SALT)
+        salt: str | None = ((given or {}).get("configurable") or {}).get(SALT)
         if salt is not None:
             return salt
     return None
+
+
+def digest(salt: str) -> str:
+    """What may be shown of a salt."""
+    return hashlib.sha256(str(salt).encode()).hexdigest()[:16]
 
 
 def salted(config: RunnableConfig | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from langchain_foreword._deadline import Limits, apieces, aresult, pieces, resul
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._messages import to_dicts
 from langchain_foreword._results import chat_chunk, chat_result
-from langchain_foreword._runs import salt_of
+from langchain_foreword._runs import digest, salt_of
 from langchain_foreword._structured import structured_model
 from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, openai_tools, wanted_schema
 
@@ -287,7 +287,11 @@ class ChatForeword(ForewordModel, BaseChatModel):
         call = self._chat_call(stop, kwargs, salt_of(None))
         params = self._one_stream(call.params)
         engine, turns = self._handle.get(call.model), to_dicts(messages)
-        source = pieces(call.limits, lambda: engine.stream_chat(turns, params, **call.options))
+        source = pieces(
+            call.limits,
+            lambda: engine.stream_chat(turns, params, **call.options),
+            lambda: engine.astream_chat(turns, params, **call.options),
+        )
         with contextlib.closing(source):  # closing it cancels the request
             for piece in source:
                 chunk = chat_chunk(engine, piece)
@@ -358,7 +362,19 @@ class ChatForeword(ForewordModel, BaseChatModel):
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         """The key of LLM-cache entries; also holds engine options, which serialisation leaves out."""
-        return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
+        params = self._get_invocation_params(stop=stop, **kwargs)
+        if params.get("tools"):
+            params["tools"] = openai_tools(params["tools"])
+        if params.get("response_format") is not None:  # by its schema: two classes may have one name
+            params["response_format"] = wanted_schema(params["response_format"])
+        return str(sorted(params.items()))
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        """What traces show of a call; of a tenant's salt a digest."""
+        params = super()._get_invocation_params(stop=stop, **kwargs)
+        if params.get("cache_salt") is not None:
+            params["cache_salt"] = digest(params["cache_salt"])
+        return params
 
     def get_engine(self) -> Engine:
         engine = super().get_engine()

@@ -189,8 +189,8 @@ def render_chat(
         tools: OpenAI-style function definitions.
         canonical: sort the tools by name and the keys of their definitions, so that equal tools give equal text.
         parallel: whether several calls may be made at once.
-        schema: the JSON schema of the answer. It stands at the end of the last message, so that all before is shared
-            with other schemas; beside tools in the system prompt, so that the steps of an agent are.
+        schema: the JSON schema of the answer, with which the system prompt then ends: many inputs with one schema
+            share it, and so do the turns of a conversation and the steps of an agent.
         template_options: further variables of the template.
 
     Raises:
@@ -201,8 +201,7 @@ def render_chat(
     if section is not None:
         messages, offered = _with_section(check_messages(messages), section), None
     if schema is not None:
-        place = _with_section if tools else _with_request
-        messages = place(check_messages(messages), _schema_section(schema, beside_tools=bool(tools)))
+        messages = _with_section(check_messages(messages), _schema_section(schema, beside_tools=bool(tools)))
     fitted = fit_messages(messages, template, with_tools=bool(offered))
     try:
         return template.render(fitted, offered, add_generation_prompt, template_options)
@@ -212,11 +211,6 @@ def render_chat(
     # The template knows tool turns, but not in this order.
     fitted = fit_messages(messages, template, with_tools=bool(offered), as_text=True)
     return template.render(fitted, offered, add_generation_prompt, template_options)
-
-
-def _with_request(messages: list[dict[str, Any]], request: str) -> list[Message]:
-    """``messages`` with ``request`` as the last thing the user says; merged when they are fitted."""
-    return [*messages, {"role": "user", "content": request}]
 
 
 def _schema_section(schema: Mapping[str, Any], *, beside_tools: bool) -> str:

@@ -13,6 +13,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.load import dumps, loads
 from langchain_core.messages import HumanMessage
+from pydantic import BaseModel
 
 from foreword import EngineConfig, RequestFailedError, SamplingParams
 from langchain_foreword import ChatForeword, ForewordLLM, __version__
@@ -329,3 +330,34 @@ def test_a_given_engine_is_not_closed(engine: Engine) -> None:
 def test_engine_option_names_are_the_engines() -> None:
     names = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
     assert ChatForeword(engine_options={name: getattr(EngineConfig(model="x"), name) for name in names})
+
+
+def test_a_stream_behind_others_ends_in_time(engine: Engine, idle: Callable[[], None]) -> None:
+    """Waiting for the first piece counts, and nobody's event loop is needed for it."""
+    llm = ChatForeword(engine=engine, temperature=0, ignore_eos=True)
+    assert "".join(chunk.text for chunk in llm.stream(QUESTION, timeout=60, max_tokens=8)) == (
+        llm.invoke(QUESTION, max_tokens=8).text
+    )
+    with pytest.raises(TimeoutError, match=r"timeout=0\.001"):
+        list(llm.stream(QUESTION, timeout=0.001, max_tokens=200))
+    stream = llm.stream(QUESTION, timeout=60, max_tokens=200)
+    next(stream)
+    stream.close()
+    idle()
+
+
+def test_a_salt_is_no_public_matter() -> None:
+    """Neither the model's repr nor what tracers are told shows it; the LLM cache still tells tenants apart."""
+    llm = ChatForeword(cache_salt="tenant-7")
+    assert "tenant-7" not in repr(llm)
+    assert "tenant-7" not in str(llm._get_invocation_params(cache_salt="tenant-7"))
+    keys = {llm._get_llm_string(cache_salt=salt) for salt in ("tenant-7", "tenant-8")}
+    assert len(keys) == 2
+    assert ChatForeword(cache_salt="tenant-8")._get_llm_string() != llm._get_llm_string()
+
+
+def test_classes_of_one_name_do_not_share_cache_entries() -> None:
+    first, second = (type("Answer", (BaseModel,), {"__annotations__": {name: int}}) for name in ("a", "b"))
+    llm = ChatForeword()
+    assert llm._get_llm_string(response_format=first) != llm._get_llm_string(response_format=second)
+    assert llm._get_llm_string(tools=[first]) != llm._get_llm_string(tools=[second])

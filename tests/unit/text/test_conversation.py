@@ -196,15 +196,3 @@ def test_turns_are_not_put_back_if_not_wanted(conversations: Conversations, smol
     assert conversations.render(messages, ChatOptions(replay_turns=False)).token_ids == smollm.encode(
         conversations.render(messages, ChatOptions()).text
     )
-
-
-def test_without_tools_the_schema_is_the_last_thing_said(conversations: Conversations) -> None:
-    """So that what stands before it is shared with calls for other schemas."""
-    texts = []
-    for name in ("a", "b"):
-        schema = {"type": "object", "properties": {name: {"type": "integer"}}}
-        params = SamplingParams(structured=StructuredParams(json_schema=schema))
-        texts.append(conversations.render(START, ChatOptions(schema_in_prompt=True), params).text)
-    shared = texts[0][: texts[0].index('{"a"')]
-    assert texts[1].startswith(shared)
-    assert "Count to 3." in shared
