@@ -1,4 +1,4 @@
-"""The same prompt gives the same logits, bit for bit, however it came to be computed (design, section 5)."""
+"""The same prompt gives the same logits, bit for bit, however it came to be computed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_any_block_size(reference: tuple[Options, list[Any]], tiny: TinyEngine) 
 
 
 def test_warm_equals_cold(reference: tuple[Options, list[Any]], tiny: TinyEngine) -> None:
-    """A wholly cached prompt computes one token and gives the cold bits (TRAPS 1, 3)."""
+    """A wholly cached prompt computes one token and gives the cold bits."""
     path, expected = reference
     engine = tiny(**path, max_num_batched_tokens=512)
     engine.reset_prefix_cache()
@@ -121,7 +121,7 @@ def test_cached_prefix_of_every_length(tiny: TinyEngine, path: Options, block_si
 @paths
 @pytest.mark.parametrize("budget", [19, 512])
 def test_preempted_equals_undisturbed(tiny: TinyEngine, path: Options, budget: int) -> None:
-    """Requests that lose their blocks and come back give complete output, bit for bit (TRAPS 18)."""
+    """Requests that lose their blocks and come back give complete output, bit for bit."""
     prompts = [random_ids(seed, 10 + 3 * seed) for seed in range(6)]
     options = {**GREEDY, "max_tokens": 60}
     expected = cold(tiny(**path, max_num_batched_tokens=512), prompts, **options)
@@ -172,7 +172,7 @@ def test_n_completions_are_those_of_single_requests(tiny: TinyEngine, path: Opti
 
 @paths
 def test_a_conversation_continues_from_the_cache(tiny: TinyEngine, path: Options) -> None:
-    """Each turn extends the last one's prompt and answer; all but its own tokens are reused (TRAPS 3, 12)."""
+    """Each turn extends the last one's prompt and answer; all but its own tokens are reused."""
     engine = tiny(**path, max_num_batched_tokens=512)
     engine.reset_prefix_cache()
     history, turns, known = random_ids(3, 21), [], 0
@@ -190,7 +190,7 @@ def test_a_conversation_continues_from_the_cache(tiny: TinyEngine, path: Options
 
 @paths
 def test_a_warm_up_that_ended_at_a_stop_string_changes_nothing(tiny: TinyEngine, path: Options) -> None:
-    """What a stopped request left in the cache does not change later output (TRAPS 4)."""
+    """What a stopped request left in the cache does not change later output."""
     engine = tiny(**path)
     prompt = random_ids(5, 30)
     long: dict[str, Any] = {**GREEDY, "max_tokens": 24}
@@ -224,7 +224,7 @@ REAL_PATHS = [
 
 @pytest.mark.parametrize("path", REAL_PATHS)
 def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: Options) -> None:
-    """On the real model: whole, in chunks, batched, warm and with a copied block, the same bits (TRAPS 3)."""
+    """On the real model: whole, in chunks, batched, warm and with a copied block, the same bits."""
     engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
     expected = cold(engine, TEXTS, **REAL)
     engine.reset_prefix_cache()
@@ -247,7 +247,7 @@ def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: O
 
 @pytest.mark.parametrize("path", REAL_PATHS)
 def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None:
-    """On the real model in a pool that is too small: preempted and resumed, the same bits (TRAPS 18)."""
+    """On the real model in a pool that is too small: preempted and resumed, the same bits."""
     engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
     options = {**REAL, "max_tokens": 30}
     prompts = [engine.encode(text)[:12] for text in TEXTS]

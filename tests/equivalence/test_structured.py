@@ -1,4 +1,4 @@
-"""Grammar state under everything that may happen to a request: the output is that of the undisturbed one (TRAPS 21)."""
+"""Grammar state under everything that may happen to a request: the output is that of the undisturbed one."""
 
 from __future__ import annotations
 

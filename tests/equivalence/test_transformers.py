@@ -134,7 +134,7 @@ def test_bfloat16_is_within_tolerance(bf16_engine: Engine, cases: dict[str, Case
 def test_prompt_logprobs_equal_transformers(
     fp32_engine: Engine, cases: dict[str, Case], theirs: Callable[[list[int], int], Tensor]
 ) -> None:
-    """Log-probabilities of prompt tokens within 1e-3 of transformers', though all of it is cached (TRAPS 2)."""
+    """Log-probabilities of prompt tokens within 1e-3 of transformers', though all of it is cached."""
     prompt = cases["code"].prompt
     wanted = theirs(prompt, len(prompt)).log_softmax(dim=-1)
     found = fp32_engine.generate(prompt, max_tokens=1, prompt_logprobs=3).prompt_logprobs

@@ -1,4 +1,4 @@
-"""Bad input is refused before any work, with a message that names what is wrong (design, section 9)."""
+"""Bad input is refused before any work, with a message that names what is wrong."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_prompts_longer_than_the_context(tiny: TinyEngine) -> None:
 
 
 def test_prompts_longer_than_the_pool(tiny: TinyEngine) -> None:
-    """A prompt that the KV memory cannot hold is refused at once; one that fits runs to the last slot (TRAPS 19)."""
+    """A prompt that the KV memory cannot hold is refused at once; one that fits runs to the last slot."""
     engine = tiny(blocks=4)
     with untouched(engine), pytest.raises(PromptTooLongError, match=r"\b65\b.*\b64\b"):
         engine.generate(random_ids(0, 65))

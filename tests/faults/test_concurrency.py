@@ -92,7 +92,7 @@ def test_threads_and_event_loops_together(engine: Engine, serial: list[list[int]
 
 
 def test_closed_streams_return_every_block(engine: Engine) -> None:
-    """Streams closed before, at or after their first piece cancel at the next step (TRAPS 20)."""
+    """Streams closed before, at or after their first piece cancel at the next step."""
     engine.reset_prefix_cache()
     baseline = engine.stats()
     for taken in (0, 1, 2, 5):
@@ -123,7 +123,7 @@ def test_a_consumer_that_breaks_off_frees_its_blocks(engine: Engine) -> None:
 
 
 def test_an_interrupted_call_frees_its_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while a batch is waited for cancels all of it (TRAPS 20)."""
+    """Ctrl-C while a batch is waited for cancels all of it."""
 
     class Interrupted(SyncChannel):
         def __init__(self) -> None:
@@ -141,7 +141,7 @@ def test_an_interrupted_call_frees_its_blocks(engine: Engine, monkeypatch: pytes
 
 
 async def test_cancelled_tasks_return_every_block(engine: Engine) -> None:
-    """Tasks cancelled at random moments, waiting or running: every block comes back (TRAPS 20)."""
+    """Tasks cancelled at random moments, waiting or running: every block comes back."""
     rng = random.Random(0)
     engine.reset_prefix_cache()
 
@@ -182,7 +182,7 @@ def test_an_unstarted_stream_costs_nothing(engine: Engine) -> None:
 
 
 def test_cancelled_n_completions_return_every_block(engine: Engine) -> None:
-    """Cancelling a request with n > 1 ends all of them, forked, waiting or running (TRAPS 20)."""
+    """Cancelling a request with n > 1 ends all of them, forked, waiting or running."""
     for taken in (1, 3, 9):
         stream = engine.stream(PROMPTS[9], n=6, **ENDLESS)
         for _ in range(taken):

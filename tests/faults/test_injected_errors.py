@@ -105,7 +105,7 @@ def test_a_failed_step_leaves_no_unwritten_kv(new_tiny: TinyEngine, length: int)
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_completions_that_end_with_their_first_token(tiny: TinyEngine, n: int) -> None:
-    """n completions of one token each: all arrive, the engine lives, no block is held (TRAPS 20)."""
+    """n completions of one token each: all arrive, the engine lives, no block is held."""
     engine = tiny()
     output = engine.generate(random_ids(n, 21), n=n, max_tokens=1, ignore_eos=True)
     assert [len(completion.token_ids) for completion in output.outputs] == [1] * n

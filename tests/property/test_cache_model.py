@@ -244,7 +244,7 @@ TestCacheAgainstModel = CacheMachine.TestCase
 
 @pytest.mark.parametrize("seed", range(2000 if SOAK else 60))
 def test_long_random_runs_obey_the_model(seed: int) -> None:
-    """Conservation, contents and longest-prefix matching over 300 operations under memory pressure (TRAPS 5, 15)."""
+    """Conservation, contents and longest-prefix matching over 300 operations under memory pressure."""
     rng = random.Random(seed)
     model = CacheModel(rng)
     names = ["arrive"] * 36 + ["compute"] * 54 + ["fork"] * 12 + ["leave"] * 30 + ["step_fails"] * 6 + ["reset"]
@@ -257,7 +257,7 @@ def test_long_random_runs_obey_the_model(seed: int) -> None:
 
 
 def test_common_prefix_length_is_what_it_says() -> None:
-    """The bisecting comparison equals the naive one at every length and offset (TRAPS 5: tokens are compared)."""
+    """The bisecting comparison equals the naive one at every length and offset."""
     tokens = [0, 1] * 40
     for changed in range(80):
         other = list(tokens)

@@ -57,7 +57,7 @@ class Harness:
             for slot in range(count):
                 self.content[target, slot] = self.content[source, slot]
         for sequence, start, length in plan.chunks:
-            for position in range(start, start + length):  # all writes of a step come before its reads (TRAPS 14)
+            for position in range(start, start + length):  # all writes of a step come before its reads
                 place = (sequence.blocks.blocks[position // size], position % size)
                 self.content[place] = tuple(sequence.token_ids[: position + 1])
         for sequence, start, length in plan.chunks:
@@ -81,7 +81,7 @@ class Harness:
         return plan
 
     def run(self, limit: int) -> None:
-        """Step until nothing is left; more than ``limit`` steps means that it never ends (TRAPS 19)."""
+        """Step until nothing is left; more than ``limit`` steps means that it never ends."""
         while self.scheduler.has_work:
             assert self.steps < limit, "the scheduler does not come to an end"
             self.step()
@@ -109,7 +109,7 @@ class Harness:
         for sequence, start, length in plan.chunks:
             assert sequence.status is Status.RUNNING
             assert start == sequence.num_computed
-            assert 1 <= length <= sequence.remaining, "at least one token is computed (TRAPS 1)"
+            assert 1 <= length <= sequence.remaining, "at least one token is computed"
             if not scheduler.chunked_prefill:
                 assert length == sequence.remaining, "a prompt was split"
         admitted = [c.sequence for c in plan.chunks if c.sequence in waiting_before]
@@ -134,7 +134,7 @@ def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
 @pytest.mark.parametrize("policy", [*POLICIES, LastComeFirstServed], ids=str)
 @pytest.mark.parametrize("seed", range(400 if SOAK else 30))
 def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
-    """Random arrivals, priorities, n, aborts and tiny pools: all end, complete and unmixed (TRAPS 14, 18, 19, 20)."""
+    """Random arrivals, priorities, n, aborts and tiny pools: all end, complete and unmixed."""
     rng = random.Random(f"{policy}/{seed}")
     harness = make(rng, policy)
     scheduler, capacity = (
@@ -175,7 +175,7 @@ def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_failed_steps_return_every_block(seed: int) -> None:
-    """Steps that fail at random take their sequences along and leave no block and no unwritten KV behind (TRAPS 20)."""
+    """Steps that fail at random take their sequences along and leave no block and no unwritten KV behind."""
     rng = random.Random(seed)
     harness = make(rng, caching=True, num_blocks=24, block_size=4, max_num_seqs=4)
     scheduler = harness.scheduler
@@ -209,7 +209,7 @@ def written(harness: Harness, place: tuple[int, int]) -> tuple[int, ...]:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_common_cold_prefix_is_computed_once(n: int, chunked: bool) -> None:
-    """Eight requests that arrive together with one cold prefix compute it once (TRAPS 29)."""
+    """Eight requests that arrive together with one cold prefix compute it once."""
     harness = make(
         random.Random(0), block_size=4, num_blocks=200, caching=True, max_num_seqs=32, max_num_batched_tokens=24,
         chunked_prefill=chunked,
@@ -274,7 +274,7 @@ def test_urgent_requests_go_first_and_are_preempted_last() -> None:
 
 
 def test_the_hit_rate_ignores_a_preempted_request_meeting_itself() -> None:
-    """What a preempted request finds of its own KV is not counted as reuse (TRAPS 18)."""
+    """What a preempted request finds of its own KV is not counted as reuse."""
     harness = make(
         random.Random(4), caching=True, num_blocks=9, block_size=2, max_num_seqs=4, max_num_batched_tokens=16,
         chunked_prefill=True,
@@ -288,7 +288,7 @@ def test_the_hit_rate_ignores_a_preempted_request_meeting_itself() -> None:
 
 
 def test_cached_tokens_are_counted_when_scheduled() -> None:
-    """A request submitted before its prefix was cached, scheduled after, counts the hit (TRAPS 13)."""
+    """A request submitted before its prefix was cached, scheduled after, counts the hit."""
     harness = make(
         random.Random(5), caching=True, num_blocks=40, block_size=4, max_num_seqs=1, max_num_batched_tokens=64,
         chunked_prefill=True,
@@ -301,7 +301,7 @@ def test_cached_tokens_are_counted_when_scheduled() -> None:
 
 
 def test_full_hits_compute_one_token_and_skip_the_last_sampled_one() -> None:
-    """A wholly cached prompt computes one token (TRAPS 1); the last sampled token has no KV to reuse (TRAPS 12)."""
+    """A wholly cached prompt computes one token; the last sampled token has no KV to reuse."""
     harness = make(
         random.Random(6), caching=True, num_blocks=40, block_size=4, max_num_seqs=2, max_num_batched_tokens=64,
         chunked_prefill=True,

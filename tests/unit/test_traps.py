@@ -44,7 +44,7 @@ def saying(engine: Engine, data: bytes) -> Iterator[None]:
 
 
 def test_prompt_logprobs_bypass_reads_and_still_write(tiny: TinyEngine) -> None:
-    """They are complete and the same, cold, warm, chunked or preempted; what they computed serves others (TRAPS 2)."""
+    """They are complete and the same, cold, warm, chunked or preempted; what they computed serves others."""
     prompt = random_ids(1, 70)
     engine = tiny(max_num_batched_tokens=512)
     engine.reset_prefix_cache()
@@ -71,7 +71,7 @@ def test_prompt_logprobs_bypass_reads_and_still_write(tiny: TinyEngine) -> None:
 
 
 def test_prompt_logprobs_of_n_completions(tiny: TinyEngine) -> None:
-    """With n > 1 and with a prompt of one token they are what they are for n = 1 (TRAPS 2)."""
+    """With n > 1 and with a prompt of one token they are what they are for n = 1."""
     engine = tiny()
     for prompt in (random_ids(4, 20), [5]):
         single = engine.generate(prompt, prompt_logprobs=1, max_tokens=2, seed=1)
@@ -81,7 +81,7 @@ def test_prompt_logprobs_of_n_completions(tiny: TinyEngine) -> None:
 
 
 def test_prompt_logprobs_of_a_prompt_preempted_half_way(tiny: TinyEngine) -> None:
-    """A prompt that loses its blocks before all of it was computed reports each position once (TRAPS 2, 18)."""
+    """A prompt that loses its blocks before all of it was computed reports each position once."""
     prompt = random_ids(12, 70)
     options = {**GREEDY, "prompt_logprobs": 1}
     expected = tiny(max_num_batched_tokens=512).generate(prompt, **options)
@@ -94,7 +94,7 @@ def test_prompt_logprobs_of_a_prompt_preempted_half_way(tiny: TinyEngine) -> Non
 
 
 def test_prompt_logprobs_between_plain_requests(tiny: TinyEngine) -> None:
-    """In steps that many requests share, each gets its own rows of logits (TRAPS 2)."""
+    """In steps that many requests share, each gets its own rows of logits."""
     prompts = [random_ids(21 + i, length) for i, length in enumerate((33, 70, 5, 18, 1, 40))]
     options = [{**GREEDY, "prompt_logprobs": 1} if i % 2 else GREEDY for i in range(len(prompts))]
     engine = tiny(max_num_batched_tokens=512)
@@ -109,7 +109,7 @@ def test_prompt_logprobs_between_plain_requests(tiny: TinyEngine) -> None:
 
 
 def test_a_prompt_counts_once_however_many_completions_wait(tiny: TinyEngine) -> None:
-    """Completions that find no seat and start later are not counted as further prompts (TRAPS 18)."""
+    """Completions that find no seat and start later are not counted as further prompts."""
     engine = tiny(max_num_seqs=2)
     engine.reset_prefix_cache()
     before = engine.stats()
@@ -120,7 +120,7 @@ def test_a_prompt_counts_once_however_many_completions_wait(tiny: TinyEngine) ->
 
 
 def test_a_stopped_warm_up_leaves_later_output_unchanged(tiny: TinyEngine) -> None:
-    """A warm-up that ended inside a stop string was cut in the text, not in the cache (TRAPS 4)."""
+    """A warm-up that ended inside a stop string was cut in the text, not in the cache."""
     engine = tiny()
     prompt = random_ids(6, 40)
     expected = cold(engine, [prompt], **GREEDY)
@@ -137,7 +137,7 @@ def test_a_stopped_warm_up_leaves_later_output_unchanged(tiny: TinyEngine) -> No
 
 
 def test_cached_tokens_are_those_of_the_first_start(tiny: TinyEngine) -> None:
-    """Usage and hit rate count what was there when the request first ran, not when it was submitted (TRAPS 13, 18)."""
+    """Usage and hit rate count what was there when the request first ran, not when it was submitted."""
     engine = tiny(max_num_seqs=1)
     engine.reset_prefix_cache()
     before = engine.stats()
@@ -171,7 +171,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sliding_windows_and_the_cache(windowed: Path, shared_engines: TinyEngine, dtype: str) -> None:
-    """With a sliding window: warm, copied, chunked and preempted runs give the cold bits (TRAPS 17)."""
+    """With a sliding window: warm, copied, chunked and preempted runs give the cold bits."""
     prompts = [random_ids(seed, length) for seed, length in enumerate((10, 23, 24, 25, 60, 130, 200))]
     engine = shared_engines(str(windowed), dtype=dtype, kv_cache_memory="2MiB", max_num_batched_tokens=512)
     options = {**GREEDY, "max_tokens": 30}
@@ -195,7 +195,7 @@ def test_sliding_windows_and_the_cache(windowed: Path, shared_engines: TinyEngin
 
 
 def test_a_preempted_request_streams_on_without_a_break(tiny: TinyEngine) -> None:
-    """Text, tokens and log-probabilities of a preempted stream are those of an undisturbed one (TRAPS 18)."""
+    """Text, tokens and log-probabilities of a preempted stream are those of an undisturbed one."""
     small, roomy = tiny(blocks=14), tiny()
     prompts = [random_ids(seed, 20) for seed in range(5)]
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "seed": 3, "logprobs": 1}
@@ -214,7 +214,7 @@ def test_a_preempted_request_streams_on_without_a_break(tiny: TinyEngine) -> Non
 
 
 def test_a_prompt_that_just_fits_runs_beside_others(tiny: TinyEngine) -> None:
-    """Prompts that each nearly fill the pool take turns; they do not preempt each other for ever (TRAPS 19)."""
+    """Prompts that each nearly fill the pool take turns; they do not preempt each other for ever."""
     engine = tiny(blocks=6, max_num_batched_tokens=40)
     prompts = [random_ids(seed, 80) for seed in range(4)]
     before = engine.stats()
@@ -226,7 +226,7 @@ def test_a_prompt_that_just_fits_runs_beside_others(tiny: TinyEngine) -> None:
 
 
 def test_seeded_requests_ignore_their_neighbours(tiny: TinyEngine) -> None:
-    """A seeded request gives the same tokens alone, in a batch, behind others, and on another engine (TRAPS 22)."""
+    """A seeded request gives the same tokens alone, in a batch, behind others, and on another engine."""
     prompt = random_ids(10, 12)
     seeded: dict[str, Any] = {"seed": 42, "max_tokens": 20, "ignore_eos": True, "n": 3}
     alone = [c.token_ids for c in tiny().generate(prompt, **seeded).outputs]
@@ -241,7 +241,7 @@ def test_seeded_requests_ignore_their_neighbours(tiny: TinyEngine) -> None:
 
 
 def test_unseeded_requests_differ_and_an_engine_seed_repeats_them(new_tiny: TinyEngine) -> None:
-    """Without a seed the same prompt varies; with ``Engine(seed=...)`` the sequence of requests repeats (TRAPS 22)."""
+    """Without a seed the same prompt varies; with ``Engine(seed=...)`` the sequence of requests repeats."""
     runs = []
     for seed in (7, 7, 8, None):
         engine = new_tiny(seed=seed)
@@ -252,7 +252,7 @@ def test_unseeded_requests_differ_and_an_engine_seed_repeats_them(new_tiny: Tiny
 
 
 def test_streams_never_show_part_of_a_stop_string_or_character(tiny: TinyEngine) -> None:
-    """Through the whole engine: the earliest stop wins, nothing leaks, no character is split (TRAPS 23, 24)."""
+    """Through the whole engine: the earliest stop wins, nothing leaks, no character is split."""
     engine = tiny()
     said = "Grüße 東京 <|end|> und mehr"
     with saying(engine, said.encode()):
@@ -268,7 +268,7 @@ def test_streams_never_show_part_of_a_stop_string_or_character(tiny: TinyEngine)
 
 
 def test_a_prompt_that_ends_inside_a_character_leaks_nothing(tiny: TinyEngine) -> None:
-    """The first half of a character in the prompt, its second half generated: one whole character (TRAPS 24)."""
+    """The first half of a character in the prompt, its second half generated: one whole character."""
     engine = tiny()
     whole = "東".encode()
     with saying(engine, whole[1:] + b"!"):
@@ -278,7 +278,7 @@ def test_a_prompt_that_ends_inside_a_character_leaks_nothing(tiny: TinyEngine) -
 
 
 def test_exactly_one_beginning_of_sequence(tiny: TinyEngine) -> None:
-    """Through plain text, through text that carries it already, and through the chat template (TRAPS 25)."""
+    """Through plain text, through text that carries it already, and through the chat template."""
     engine = tiny()
     messages = [{"role": "user", "content": "hi"}]
     for ids in (
@@ -292,7 +292,7 @@ def test_exactly_one_beginning_of_sequence(tiny: TinyEngine) -> None:
 
 
 def test_a_batch_with_one_cold_prefix_computes_it_once(tiny: TinyEngine) -> None:
-    """Sixteen requests submitted together share a prefix that is in no cache: it is computed once (TRAPS 29, 14)."""
+    """Sixteen requests submitted together share a prefix that is in no cache: it is computed once."""
     engine = tiny(max_num_batched_tokens=64)
     shared = random_ids(11, 160)
     prompts = [[*shared, *random_ids(100 + number, 4)] for number in range(16)]
@@ -306,7 +306,7 @@ def test_a_batch_with_one_cold_prefix_computes_it_once(tiny: TinyEngine) -> None
 
 
 def test_pressure_never_empties_the_cache(tiny: TinyEngine) -> None:
-    """One request more than fits evicts what it needs and no more (TRAPS 30)."""
+    """One request more than fits evicts what it needs and no more."""
     engine = tiny(blocks=20, max_num_seqs=1)
     engine.reset_prefix_cache()
     for seed in range(8):
@@ -316,7 +316,7 @@ def test_pressure_never_empties_the_cache(tiny: TinyEngine) -> None:
 
 
 def test_abort_in_every_state_restores_the_baseline(new_tiny: TinyEngine) -> None:
-    """Aborted while queued, half prefilled, decoding, preempted, forked or done: all blocks are back (TRAPS 20)."""
+    """Aborted while queued, half prefilled, decoding, preempted, forked or done: all blocks are back."""
     engine = new_tiny(blocks=12, max_num_seqs=4, max_num_batched_tokens=8)
     core = engine._loop.core
     states: Counter[str] = Counter()

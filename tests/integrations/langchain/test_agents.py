@@ -1,4 +1,4 @@
-"""Whole programs: agents and graphs (section 4)."""
+"""Whole programs: agents and graphs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _steps(messages: list[Any]) -> list[str]:
 
 
 def test_agent_with_tools_and_response_format(cold: Engine, tools: list[Any], idle: Callable[[], None]) -> None:
-    """LangChain 7: the profile makes it the provider's own structured output, sent along with the tools."""
+    """The profile makes it the provider's own structured output, sent along with the tools."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=64)
     agent = create_agent(llm, tools, system_prompt=LONG, response_format=Weather, middleware=[one_call_then_answer])
     state = agent.invoke({"messages": [HumanMessage(QUESTION)]})
@@ -114,7 +114,7 @@ async def test_agent_streams_tokens(llm: ChatForeword, tools: list[Any], added: 
 
 
 async def test_graph_with_a_memory_streams_and_reuses_its_turns(cold: Engine, spent: Callable[[], EngineStats]) -> None:
-    """A langgraph graph with stream_mode="messages"; the second turn finds the whole first one (L15695)."""
+    """A langgraph graph with stream_mode="messages"; the second turn finds the whole first one (langchain #15695)."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=24)
 
     async def answer(state: MessagesState) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Native async (LangChain 2; L35095): coroutines of the engine, not threads, and cancelling one cancels its request."""
+"""Native async (langchain #35095): coroutines of the engine, not threads, and cancelling one cancels its request."""
 
 from __future__ import annotations
 

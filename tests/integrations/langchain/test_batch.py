@@ -1,4 +1,4 @@
-"""A batch is one batch of the engine (ADAPTERS.md, LangChain 1)."""
+"""A batch is one batch of the engine."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_chain_batch_reaches_the_engine_as_one_batch(llm: ChatForeword, spent: C
 
 
 def test_many_threads_give_the_serial_results(llm: ChatForeword) -> None:
-    """P1367: 32 concurrent threads."""
+    """llama-cpp-python #1367: 32 concurrent threads."""
     with ThreadPoolExecutor(32) as pool:
         together = [
             message.text for message in pool.map(lambda prompt: llm.invoke(prompt, max_tokens=6), QUESTIONS * 4)

@@ -1,4 +1,4 @@
-"""Any conversation a LangChain program holds reaches the model, or is refused clearly (LangChain 8, 9)."""
+"""Any conversation a LangChain program holds reaches the model, or is refused clearly."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TOOL_TURN = [H, AIMessage("", tool_calls=[CALL]), ToolMessage("3", tool_call_id=
     ],
 )
 def test_no_order_of_roles_raises(llm: ChatForeword, messages: list[BaseMessage]) -> None:
-    """L16992; L15232: a history that ends in a ToolMessage."""
+    """langchain #16992; langchain #15232: a history that ends in a ToolMessage."""
     message = llm.invoke(messages)
     assert message.usage_metadata["output_tokens"] >= 1
     assert llm.get_num_tokens_from_messages(messages) == message.usage_metadata["input_tokens"]
@@ -101,7 +101,7 @@ def test_results_of_tools_are_text(engine: Engine) -> None:
 
 
 def test_thoughts_and_calls_go_back_unchanged() -> None:
-    """LangChain 14, 15: what was generated returns as it was, so that its tokens are found again."""
+    """What was generated returns as it was, so that its tokens are found again."""
     thought = AIMessage("Three.", additional_kwargs={"reasoning_content": "1 + 2 = 3"}, tool_calls=[CALL])
     (turn,) = to_dicts([thought])
     assert (turn["content"], turn["reasoning_content"]) == ("Three.", "1 + 2 = 3")
@@ -115,7 +115,6 @@ def test_thoughts_and_calls_go_back_unchanged() -> None:
 
 
 def test_thoughts_are_shown_apart_from_the_answer(engine: Engine) -> None:
-    """LangChain 14."""
     answer = AssistantMessage("Three.", "1 + 2 = 3", (ToolCall("abc123def", "add", '{"a": 1}'),))
     completion = CompletionOutput(0, "<think>...", [5, 6, 7], "stop", message=answer)
     output = RequestOutput("req-0", [1, 2], [completion], Usage(2, 1, 3))
@@ -153,13 +152,13 @@ def test_empty_conversation_raises(llm: ChatForeword) -> None:
 
 
 def test_over_length_prompt_raises_a_clear_error(llm: ChatForeword) -> None:
-    """I17496."""
+    """llama_index #17496."""
     with pytest.raises(ValueError, match=r"the prompt has \d+ tokens.*max_model_len=8192"):
         llm.invoke("word " * 9000)
 
 
 def test_offline_token_counts_are_exact(llm: ChatForeword) -> None:
-    """L25431; LangChain 6."""
+    """langchain #25431."""
     engine = llm.get_engine()
     assert llm.get_token_ids("The sky is blue.") == engine.encode("The sky is blue.")
     assert llm.get_num_tokens("The sky is blue.") == 5
@@ -175,7 +174,7 @@ def _add(a: int, b: int) -> int:
 
 
 def test_prompt_has_exactly_one_start_token(llm: ChatForeword) -> None:
-    """P1501; LangChain 9: the template writes it, and nothing adds another."""
+    """llama-cpp-python #1501: the template writes it, and nothing adds another."""
     engine = llm.get_engine()
     message = llm.invoke([S, H], prompt_logprobs=0)
     rest = [next(iter(entry)) for entry in message.response_metadata["prompt_logprobs"][1:]]
@@ -185,12 +184,12 @@ def test_prompt_has_exactly_one_start_token(llm: ChatForeword) -> None:
 
 
 def test_second_turn_reuses_the_first(cold: Engine) -> None:
-    """L15695: cached tokens of the second turn are at least the first prompt's, minus one block."""
+    """langchain #15695: cached tokens of the second turn are at least the first prompt's, minus one block."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=16)
     history: list[BaseMessage] = [SystemMessage("You are a patient teacher of geography."), H]
     first = llm.invoke(history)
     second = llm.invoke([*history, first, HumanMessage("Why?")])
     reused = second.usage_metadata["input_token_details"]["cache_read"]
     assert reused >= first.usage_metadata["input_tokens"] - 16
-    assert reused == first.usage_metadata["input_tokens"] + first.usage_metadata["output_tokens"] - 1  # LangChain 15
+    assert reused == first.usage_metadata["input_tokens"] + first.usage_metadata["output_tokens"] - 1
     assert second.usage_metadata["input_token_details"]["cache_creation"] < second.usage_metadata["input_tokens"] / 2

@@ -1,4 +1,4 @@
-"""Options: nothing is dropped, a call's own come first, the LLM cache tells them apart (LangChain 5, 7, 10, 13, 16)."""
+"""Options: nothing is dropped, a call's own come first, the LLM cache tells them apart."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_calls_own_options_come_first(llm: ChatForeword) -> None:
 
 @KINDS
 async def test_constructor_stop_is_honoured_and_a_calls_stop_replaces_it(kind: type, engine: Engine) -> None:
-    """L26810, L22717."""
+    """langchain #26810, langchain #22717."""
     prompt = "The days of the week are Monday, Tuesday,"
     free = _text(kind(engine=engine, temperature=0, max_tokens=12).invoke(prompt))
     first, second = free[4], free[8]
@@ -95,7 +95,6 @@ def _text(answer: Any) -> str:
 
 
 def test_usage_and_metadata(cold: Engine) -> None:
-    """LangChain 10."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=12)
     first, second = llm.invoke(QUESTION), llm.invoke(QUESTION)
     prompt = llm.get_num_tokens_from_messages([HumanMessage(QUESTION)])
@@ -142,7 +141,7 @@ def llm_cache() -> Iterator[InMemoryCache]:
 
 @KINDS
 def test_llm_cache_tells_models_and_options_apart(kind: type, engine: Engine, llm_cache: InMemoryCache) -> None:
-    """L14590; LangChain 5."""
+    """langchain #14590."""
     prompt = "The capital of France is"
     base = kind(engine=engine, temperature=0, max_tokens=3)
     base.invoke(prompt)
@@ -303,7 +302,7 @@ def test_a_models_own_name_per_call(kind: type, engine: Engine) -> None:
 
 
 def test_close_frees_the_engine_and_it_can_be_rebuilt() -> None:
-    """I12492."""
+    """llama_index #12492."""
     llm = ChatForeword(temperature=0, max_tokens=4, engine_options={"max_model_len": 512, "kv_cache_memory": "32MiB"})
     twin = ChatForeword(temperature=0, engine_options={"max_model_len": 512, "kv_cache_memory": "32MiB"})
     answer = llm.invoke(QUESTION)

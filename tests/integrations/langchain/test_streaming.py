@@ -38,14 +38,14 @@ def _timeless(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_stream_yields_more_than_one_chunk(llm: ChatForeword) -> None:
-    """L29428."""
+    """langchain #29428."""
     chunks = list(llm.stream(QUESTION))
     assert sum(bool(chunk.text) for chunk in chunks) > 3
     assert "".join(chunk.text for chunk in chunks) == llm.invoke(QUESTION).text
 
 
 def test_only_one_chunk_carries_usage(llm: ChatForeword) -> None:
-    """LangChain 10; I19740: streaming token counts are not zero."""
+    """llama_index #19740: streaming token counts are not zero."""
     chunks = list(llm.stream(QUESTION))
     carriers = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
     assert len(carriers) == 1
@@ -79,7 +79,6 @@ class StreamingTokens(Tokens, _StreamingCallbackHandler):
 
 
 async def test_invoke_rerouted_to_stream_gives_the_same_message(llm: ChatForeword) -> None:
-    """LangChain 4."""
     llm.invoke(QUESTION)  # from here on the cached counts are equal
     plain = llm.invoke(QUESTION)
     handler = StreamingTokens()
@@ -98,7 +97,7 @@ async def test_invoke_rerouted_to_stream_gives_the_same_message(llm: ChatForewor
 
 @pytest.mark.parametrize("kind", [ChatForeword, ForewordLLM])
 def test_private_stream_itself_reports_new_tokens(kind: type, engine: Engine) -> None:
-    """LangChain 4: callers of `_stream` with a run manager see every token."""
+    """Callers of `_stream` with a run manager see every token."""
 
     seen: list[str] = []
 
@@ -115,7 +114,7 @@ def test_private_stream_itself_reports_new_tokens(kind: type, engine: Engine) ->
 
 
 async def test_closing_a_stream_frees_its_blocks(llm: ChatForeword, idle: Callable[[], None]) -> None:
-    """L11959; LangChain 3."""
+    """langchain #11959."""
     stream = llm.stream("Count from one to a thousand.", max_tokens=2000)
     next(stream)
     assert llm.engine.stats().running == 1
@@ -142,7 +141,7 @@ def test_an_exception_in_the_consumer_frees_the_blocks(llm: ChatForeword, idle: 
 
 
 def test_stop_across_tokens_is_equal_in_stream_and_invoke(llm: ChatForeword) -> None:
-    """V2577: no part of a stop string leaks."""
+    """vllm #2577: no part of a stop string leaks."""
     stop = ["France is"]
     whole = llm.invoke(QUESTION, stop=stop)
     chunks = list(llm.stream(QUESTION, stop=stop))
@@ -151,7 +150,7 @@ def test_stop_across_tokens_is_equal_in_stream_and_invoke(llm: ChatForeword) -> 
 
 
 def test_no_broken_characters_mid_stream(llm: ChatForeword) -> None:
-    """P372."""
+    """llama-cpp-python #372."""
     chunks = [chunk.text for chunk in llm.stream("Repeat: 日本語 😀 été", max_tokens=30)]
     assert not any("\ufffd" in chunk for chunk in chunks)
 
@@ -167,7 +166,6 @@ async def test_astream_events_of_a_chain(llm: ChatForeword) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*beta.*")
 async def test_usage_survives_stream_events_v3(llm: ChatForeword) -> None:
-    """LangChain 10."""
     llm.invoke(QUESTION)
     expected = llm.invoke(QUESTION)
     message = llm.stream_events(QUESTION, version="v3").output
@@ -189,7 +187,7 @@ def test_usage_reaches_the_usage_callback(llm: ChatForeword) -> None:
 
 
 def test_one_engine_serves_stream_and_batch_at_once(llm: ChatForeword) -> None:
-    """V2125."""
+    """vllm #2125."""
     expected = [message.text for message in llm.batch(["Say yes.", "Say no."])]
     stream = llm.stream(QUESTION)
     first = next(stream)

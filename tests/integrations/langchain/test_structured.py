@@ -1,4 +1,4 @@
-"""Structured output (LangChain 7, 11, 12)."""
+"""Structured output."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ METHODS = pytest.mark.parametrize("method", ["json_schema", "function_calling", 
 
 @METHODS
 async def test_pydantic_class_gives_an_instance(llm: ChatForeword, method: str) -> None:
-    """L32197."""
+    """langchain #32197."""
     structured = llm.with_structured_output(City, method=method)
     city = structured.invoke(QUESTION)
     assert type(city) is City
@@ -142,7 +142,7 @@ class CityData:
     ],
 )
 async def test_response_formats(llm: ChatForeword, response_format: Any) -> None:
-    """LangChain 7: per call, bound, and beside tools."""
+    """Per call, bound, and beside tools."""
     text = llm.invoke(QUESTION, response_format=response_format).text
     assert json.loads(text).keys() == SCHEMA
     assert llm.bind(response_format=response_format).invoke(QUESTION).text == text
@@ -160,7 +160,7 @@ def test_text_is_a_response_format_too_and_others_are_refused(llm: ChatForeword)
 
 
 async def test_tools_and_schema_together(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
-    """LangChain 7: the answer is a tool call or JSON of the schema, whichever the model begins."""
+    """The answer is a tool call or JSON of the schema, whichever the model begins."""
     both = llm.bind_tools(tools, response_format=CityDict, parallel_tool_calls=False)
     for message in (both.invoke(paris), both.invoke(QUESTION), await both.ainvoke("Hello!")):
         assert bool(message.tool_calls) != bool(message.content)
@@ -179,7 +179,7 @@ def test_tools_beside_structured_output(llm: ChatForeword, tools: list[Any], par
 
 
 def test_schema_features(llm: ChatForeword) -> None:
-    """LangChain 12: $defs, anyOf, enum, const, nested lists, optional fields, bounds, patterns and formats."""
+    """$defs, anyOf, enum, const, nested lists, optional fields, bounds, patterns and formats."""
 
     class Kind(Enum):
         MUSEUM = "museum"
@@ -204,7 +204,7 @@ def test_schema_features(llm: ChatForeword) -> None:
 
 
 def test_structured_output_in_traces(llm: ChatForeword) -> None:
-    """LangChain 11: `ls_structured_output_format`."""
+    """`ls_structured_output_format`."""
     for method in ("json_schema", "function_calling", "json_mode"):
         bound: Any = llm.with_structured_output(City, method=method).first
         assert bound.kwargs["ls_structured_output_format"] == {

@@ -1,4 +1,4 @@
-"""Cache salts and cache events (LangChain 18; V16016)."""
+"""Cache salts and cache events (vllm #16016)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chat(cold: Engine) -> ChatForeword:
 
 
 def test_salts_isolate_and_the_same_salt_hits(chat: ChatForeword) -> None:
-    """V16016."""
+    """vllm #16016."""
     prompt = chat.get_num_tokens_from_messages(PROMPT)
     answers = [chat.invoke(PROMPT, cache_salt=salt) for salt in ("red", "blue", "red", "blue")]
     assert [_read(answer) for answer in answers] == [0, 0, prompt - 1, prompt - 1]

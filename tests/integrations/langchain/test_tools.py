@@ -1,4 +1,4 @@
-"""Tool calling (LangChain 11, 17; tool calls of section 5)."""
+"""Tool calling ."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _parts(message: AIMessage) -> tuple[Any, ...]:
 
 
 def test_bound_tools_appear_in_the_prompt(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
-    """L29033."""
+    """langchain #29033."""
     plain, with_tools = llm.get_num_tokens_from_messages(paris), llm.get_num_tokens_from_messages(paris, tools)
     assert with_tools > plain + 40
     message = llm.bind_tools(tools).invoke(paris, max_tokens=2)
@@ -131,7 +131,6 @@ def test_wrong_bindings_are_refused_when_they_are_made(llm: ChatForeword, tools:
 
 
 def test_schema_that_cannot_be_enforced_is_refused_when_bound_and_named(llm: ChatForeword) -> None:
-    """LangChain 12."""
     schema = {"type": "object", "properties": {"tags": {"type": "array", "items": {}, "uniqueItems": True}}}
     with pytest.raises(ValueError, match="uniqueItems"):
         llm.bind_tools([{"name": "save", "description": "Save.", "parameters": schema}])
@@ -142,7 +141,6 @@ def test_schema_that_cannot_be_enforced_is_refused_when_bound_and_named(llm: Cha
 
 
 def test_what_was_bound_before_is_kept(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
-    """LangChain 17."""
     bound = llm.bind(max_tokens=3, stop=["x"]).bind_tools(tools, tool_choice="any")
     assert isinstance(bound, RunnableBinding)
     assert bound.kwargs.keys() == {"max_tokens", "stop", "tools", "tool_choice"}
@@ -185,7 +183,7 @@ def test_named_tool_is_called_once_and_none_calls_nothing(
 async def test_stream_adds_up_to_what_invoke_gives(
     llm: ChatForeword, tools: list[Any], paris: list[Any], added: Callable[..., AIMessageChunk]
 ) -> None:
-    """P1883: deltas of tool calls stream; LangChain 4 and 17."""
+    """llama-cpp-python #1883: deltas of tool calls stream."""
     bound = llm.bind_tools(tools, tool_choice="any", max_tokens=128)
     bound.invoke(paris)  # from here on the cached counts are equal
     whole = bound.invoke(paris)
@@ -204,7 +202,6 @@ async def test_stream_adds_up_to_what_invoke_gives(
 
 
 def test_rerouted_invoke_gives_the_same_calls(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
-    """LangChain 4."""
     bound = llm.bind_tools(tools, tool_choice="any", parallel_tool_calls=False)
     bound.invoke(paris)
     streaming = ChatForeword(engine=llm.engine, temperature=0, max_tokens=64, streaming=True)
@@ -244,7 +241,7 @@ async def test_tool_calls_survive_stream_events_v3(llm: ChatForeword, tools: lis
 
 
 def test_arguments_follow_the_schema(llm: ChatForeword) -> None:
-    """LangChain 12: enums, bounds, nested objects and lists."""
+    """Enums, bounds, nested objects and lists."""
 
     class Room(BaseModel):
         number: int = Field(ge=1, le=40)
@@ -263,7 +260,7 @@ def test_arguments_follow_the_schema(llm: ChatForeword) -> None:
 
 
 def test_raw_unicode_in_arguments(llm: ChatForeword, tools: list[Any], added: Callable[..., AIMessageChunk]) -> None:
-    """LangChain 12; P372: no broken characters, no escapes."""
+    """llama-cpp-python #372: no broken characters, no escapes."""
     bound = llm.bind_tools(tools, tool_choice="get_weather")
     chunks = list(bound.stream("What is the weather in Zürich or 東京?"))
     arguments = "".join(piece["args"] for chunk in chunks for piece in chunk.tool_call_chunks)
@@ -286,7 +283,7 @@ def test_parallel_calls_can_be_switched_off(engine: Engine, tools: list[Any], pa
 
 
 def test_tool_call_turns_replay_identical_tokens(cold: Engine, tools: list[Any], paris: list[Any]) -> None:
-    """L15695; LangChain 15: the next turn finds prompt and answer of this one, but for the last token."""
+    """langchain #15695: the next turn finds prompt and answer of this one, but for the last token."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=64, parallel_tool_calls=False)
     history, bound, known = list(paris), llm.bind_tools(tools, tool_choice="any"), 0
     for turn in range(3):
@@ -309,7 +306,7 @@ def _streamed(bound: Any, history: list[Any]) -> AIMessage:
 
 
 def test_history_that_ends_in_a_tool_message(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
-    """L15232."""
+    """langchain #15232."""
     bound = llm.bind_tools(tools, parallel_tool_calls=False)
     call = bound.bind(tool_choice="any").invoke(paris)
     result = tools[0].invoke(call.tool_calls[0])
@@ -338,7 +335,6 @@ def test_template_options_reach_the_template(llm: ChatForeword, paris: list[Any]
 
 
 def test_profile_says_what_the_model_can(llm: ChatForeword) -> None:
-    """LangChain 7."""
     for ability in ("tool_calling", "tool_choice", "tool_call_streaming", "structured_output", "text_inputs"):
         assert llm.profile[ability] is True
     assert llm.profile["max_input_tokens"] == 8192

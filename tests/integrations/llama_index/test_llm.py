@@ -36,7 +36,7 @@ MESSAGES = [ChatMessage(role="user", content=QUESTION)]
 
 
 async def test_all_eight_methods_agree(llm: Foreword) -> None:
-    """I9477: stream_chat works, and so do the others."""
+    """llama_index #9477: stream_chat works, and so do the others."""
     texts = [
         llm.complete(QUESTION).text,
         (await llm.acomplete(QUESTION)).text,
@@ -71,7 +71,7 @@ def test_usage(cold: Engine) -> None:
 
 
 async def test_token_counting_handler_reads_the_counts(engine: Engine) -> None:
-    """I19740: also while streaming."""
+    """llama_index #19740: also while streaming."""
     counter = TokenCountingHandler(tokenizer=engine.encode)
     llm = Foreword(engine=engine, temperature=0, max_tokens=12, callback_manager=CallbackManager([counter]))
     usage = llm.complete(QUESTION).raw["usage"]
@@ -163,7 +163,7 @@ def test_logprobs(llm: Foreword) -> None:
 
 @pytest.mark.parametrize("roles", ["SSUUAAU", "AU", "UA", "S", "UST", "UAT"])
 def test_no_order_of_roles_raises(llm: Foreword, roles: str) -> None:
-    """L16992, L15232."""
+    """langchain #16992, langchain #15232."""
     names = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
     response = llm.chat([ChatMessage(role=names[role], content="Hello.") for role in roles], max_tokens=2)
     assert response.raw["usage"]["completion_tokens"] >= 1
@@ -191,7 +191,7 @@ def test_other_content_blocks_raise_and_are_named(llm: Foreword) -> None:
 
 
 def test_over_length_prompt_raises_a_clear_error(llm: Foreword) -> None:
-    """I17496."""
+    """llama_index #17496."""
     with pytest.raises(ValueError, match=r"the prompt has \d+ tokens.*max_model_len=8192"):
         llm.complete("word " * 9000)
 
@@ -222,7 +222,7 @@ async def test_cancelled_calls_free_their_blocks(engine: Engine, idle: Callable[
 
 
 async def test_closing_a_stream_frees_its_blocks(engine: Engine, idle: Callable[[], None]) -> None:
-    """L11959."""
+    """langchain #11959."""
     llm = Foreword(engine=engine, temperature=0, max_tokens=2000, ignore_eos=True)
     stream = llm.stream_chat(MESSAGES)
     next(stream)
@@ -246,7 +246,7 @@ async def test_concurrent_calls_are_one_batch(engine: Engine, spent: Callable[[]
 
 
 def test_threads_give_the_serial_results(engine: Engine) -> None:
-    """P1367."""
+    """llama-cpp-python #1367."""
     llm = Foreword(engine=engine, temperature=0, max_tokens=8)
     questions = [f"What is the capital of {country}?" for country in ("Spain", "Egypt", "Peru", "Italy")] * 8
     alone = {question: llm.complete(question).text for question in questions[:4]}
@@ -292,7 +292,7 @@ def test_engine_stays_out_of_serialisation_and_repr(llm: Foreword) -> None:
 
 
 def test_close_gives_the_engine_back_and_it_can_be_rebuilt() -> None:
-    """I12492."""
+    """llama_index #12492."""
     llm = Foreword(temperature=0, max_tokens=4, engine_options={"max_model_len": 512, "kv_cache_memory": "32MiB"})
     text = llm.complete(QUESTION).text
     first = llm.get_engine()

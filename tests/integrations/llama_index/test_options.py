@@ -54,7 +54,7 @@ def test_a_subclass_may_have_fields_of_its_own() -> None:
 
 
 def test_salts_isolate_and_the_same_salt_hits(cold: Engine) -> None:
-    """V16016."""
+    """vllm #16016."""
 
     def cached(salt: str | None, **options: Any) -> int:
         llm = Foreword(engine=cold, temperature=0, max_tokens=2, cache_salt=salt)
@@ -98,7 +98,7 @@ def test_a_text_takes_no_options_of_the_chat_template(engine: Engine, option: di
 
 
 def test_the_next_turn_finds_the_answer_computed(cold: Engine) -> None:
-    """L15695, and more: the match reaches to the last token but one of the answer."""
+    """langchain #15695, and more: the match reaches to the last token but one of the answer."""
     llm = Foreword(engine=cold, temperature=0, max_tokens=24)
     first = list(llm.stream_chat(MESSAGES))[-1]
     history = [*MESSAGES, first.message, ChatMessage(role="user", content="And the secondary ones?")]
@@ -159,7 +159,7 @@ def test_reasoning_streams_apart_from_the_answer(engine: Engine) -> None:
 
 
 async def test_a_stream_and_a_batch_at_the_same_time(engine: Engine, idle: Callable[[], None]) -> None:
-    """V2125: one engine serves both."""
+    """vllm #2125: one engine serves both."""
     llm = Foreword(engine=engine, temperature=0, max_tokens=10)
     alone = llm.chat(MESSAGES).message.content
     stream = await llm.astream_chat(MESSAGES)

@@ -94,7 +94,7 @@ def test_no_call_where_none_is_allowed(llm: Foreword) -> None:
 
 
 def test_tools_are_in_the_prompt(llm: Foreword, engine: Engine) -> None:
-    """L29033: bound tools are rendered, and counted."""
+    """langchain #29033: bound tools are rendered, and counted."""
     definitions = [tool.metadata.to_openai_tool() for tool in TOOLS]
     messages = [{"role": "user", "content": QUESTION}]
     response = llm.chat_with_tools(TOOLS, user_msg=QUESTION, tool_required=True)

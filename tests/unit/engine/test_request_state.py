@@ -81,14 +81,14 @@ def test_stop_tokens(tokenizer: Tokenizer, include: bool, text: str) -> None:
 def test_stop_strings(
     tokenizer: Tokenizer, stops: tuple[str, ...], include: bool, text: str, reason: str | None
 ) -> None:
-    """Across token borders the first completed stop string wins; not one of its characters is shown (TRAPS 23)."""
+    """Across token borders the first completed stop string wins; not one of its characters is shown."""
     completion, pieces = feed(tokenizer, b"hello world", stop=stops, include_stop_str_in_output=include, max_tokens=11)
     assert ending(completion) == (text, "stop" if reason else "length", reason)
     assert "".join(pieces) == text
 
 
 def test_a_stop_string_of_several_bytes_per_character(tokenizer: Tokenizer) -> None:
-    """Stop strings are found in characters, not in bytes, and split no character (TRAPS 23, 24)."""
+    """Stop strings are found in characters, not in bytes, and split no character."""
     completion, pieces = feed(tokenizer, "schön 東京です".encode(), stop=("京",), max_tokens=100)
     assert ending(completion) == ("schön 東", "stop", "京")
     assert not any("\ufffd" in piece for piece in pieces)
@@ -106,7 +106,7 @@ def test_min_tokens_holds_stops_off(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_pieces_are_whole_characters(tokenizer: Tokenizer, seed: int) -> None:
-    """No piece ever ends inside a character, and together they are the text (TRAPS 24)."""
+    """No piece ever ends inside a character, and together they are the text."""
     text = "".join(random.Random(seed).choices("aé東🎉\n\u200d", k=20))
     data = text.encode()
     completion, pieces = feed(tokenizer, data, max_tokens=len(data))
@@ -114,14 +114,14 @@ def test_pieces_are_whole_characters(tokenizer: Tokenizer, seed: int) -> None:
 
 
 def test_an_unfinished_character_at_the_end_is_dropped(tokenizer: Tokenizer) -> None:
-    """Ending inside a character leaves no U+FFFD (TRAPS 24)."""
+    """Ending inside a character leaves no U+FFFD."""
     completion, _ = feed(tokenizer, "a東".encode()[:3], max_tokens=3)
     assert ending(completion) == ("a", "length", None)
 
 
 @pytest.mark.parametrize(("rest", "text"), [("東".encode()[1:] + b"a", "東a"), (b"ab", "ab"), ("é".encode(), "é")])
 def test_a_prompt_that_ends_inside_a_character(tokenizer: Tokenizer, rest: bytes, text: str) -> None:
-    """Its half is completed or forgotten, and never leaks as U+FFFD (TRAPS 24)."""
+    """Its half is completed or forgotten, and never leaks as U+FFFD."""
     completion, _ = feed(tokenizer, rest, prompt=[*b"x", "東".encode()[0]], max_tokens=len(rest))
     assert "".join(completion.text) == text
 

@@ -51,7 +51,7 @@ def test_growth_at_the_end_of_the_pool_wraps() -> None:
 
 
 def test_shared_blocks_live_until_the_last_user_leaves() -> None:
-    """Reference counts: free only when nobody uses the block and the tree does not hold it (TRAPS 20)."""
+    """Reference counts: free only when nobody uses the block and the tree does not hold it."""
     ledger = BlockAllocator(4)
     blocks = ledger.allocate(2)
     ledger.share(blocks)

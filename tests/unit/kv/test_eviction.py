@@ -28,7 +28,7 @@ def cached(manager: KVCacheManager, tokens: list[int]) -> int:
 
 
 def test_tails_go_before_heads() -> None:
-    """A cached sequence shrinks from its end, one block at a time (TRAPS 16, 30)."""
+    """A cached sequence shrinks from its end, one block at a time."""
     manager = KVCacheManager(10, 2)
     old = list(range(12))
     serve(manager, old)
@@ -39,7 +39,7 @@ def test_tails_go_before_heads() -> None:
 
 
 def test_only_as_much_goes_as_is_needed() -> None:
-    """Pressure evicts little by little, never the whole cache (TRAPS 30)."""
+    """Pressure evicts little by little, never the whole cache."""
     manager = KVCacheManager(20, 2)
     for start in range(0, 40, 10):
         serve(manager, list(range(start, start + 10)))
@@ -50,7 +50,7 @@ def test_only_as_much_goes_as_is_needed() -> None:
 
 
 def test_leaves_go_before_what_they_hang_on() -> None:
-    """A shared head outlives its branches, although it is older (TRAPS 16)."""
+    """A shared head outlives its branches, although it is older."""
     manager = KVCacheManager(12, 2)
     head = [1, 2, 3, 4]
     serve(manager, head)

@@ -14,7 +14,7 @@ BASE: dict[str, str] = {"weights": "w", "config": "c", "layout": "l"}
 
 
 def test_parts_are_domain_separated() -> None:
-    """The same text in another part, or cut elsewhere, is another namespace: adapter "x" is not salt "x" (TRAPS 6)."""
+    """The same text in another part, or cut elsewhere, is another namespace: adapter "x" is not salt "x"."""
     texts = ["", "x", "xy", "y", "x:1:y", "adapter:1:x", "1:x"]
     keys = {Namespace(**BASE, adapter=a, salt=s).key() for a, s in itertools.product(texts, texts)}
     assert len(keys) == len(texts) ** 2
@@ -22,7 +22,7 @@ def test_parts_are_domain_separated() -> None:
 
 
 def test_every_part_counts() -> None:
-    """A change in any part is another namespace, an adapter reloaded under one name too (TRAPS 7, 9)."""
+    """A change in any part is another namespace, an adapter reloaded under one name too."""
     base = Namespace(**BASE)
     for field in dataclasses.fields(Namespace):
         assert dataclasses.replace(base, **{field.name: "other"}).key() != base.key()
@@ -30,7 +30,7 @@ def test_every_part_counts() -> None:
 
 
 def test_keys_are_the_same_in_another_process() -> None:
-    """Keys do not depend on the process's hash seed (TRAPS 9)."""
+    """Keys do not depend on the process's hash seed."""
     program = (
         "from foreword.kv.namespace import Namespace as N; print(N(weights='w', config='c', layout='l').key().hex())"
     )
@@ -44,7 +44,7 @@ def test_keys_are_the_same_in_another_process() -> None:
 
 
 def test_namespaces_do_not_see_each_other() -> None:
-    """The same tokens under another key miss; under the same key they hit (TRAPS 8, in memory)."""
+    """The same tokens under another key miss; under the same key they hit."""
     manager = KVCacheManager(10, 2)
     tokens = [1, 2, 3, 4, 5]
     held = manager.allocate(b"a", manager.lookup(b"a", tokens, 4), 5)

@@ -52,7 +52,7 @@ def test_insert_reports_the_blocks_that_serve() -> None:
     ],
 )
 def test_a_match_is_exact_to_the_token(tokens: list[int], expected: tuple[int, list[int], int | None]) -> None:
-    """A match ends at the first token that differs, inside a block too (TRAPS 5: tokens are compared, not hashes)."""
+    """A match ends at the first token that differs, inside a block too."""
     tree = grow(([1, 2, 3, 4, 5, 6], [10, 11, 12]), ([1, 2, 3, 4, 7, 8, 9], [20, 21, 22, 23]))
     match = tree.match(tokens, len(tokens))
     assert (match.num_tokens, match.blocks, match.tail_block) == expected
@@ -79,7 +79,7 @@ def test_of_two_branches_the_longer_match_wins() -> None:
 
 
 def test_a_gap_is_never_bridged() -> None:
-    """When a node's blocks go from its end, nothing behind the gap is matched (TRAPS 15)."""
+    """When a node's blocks go from its end, nothing behind the gap is matched."""
     tree = grow(([1, 2, 3, 4, 5, 6], [10, 11, 12]))
     (node,) = tree.nodes()
     assert node.drop_last_block(2) == 12

@@ -147,7 +147,7 @@ def test_end_tokens_are_held_off_by_min_tokens() -> None:
 
 
 def test_choices_depend_on_nothing_but_the_request() -> None:
-    """The random number is a function of seed, completion and position: neighbours cannot shift it (TRAPS 22)."""
+    """The random number is a function of seed, completion and position: neighbours cannot shift it."""
     logits = torch.zeros(V)
     alone = [sample(logits, seed=5, generated=(1,) * n) for n in range(20)]
     mixed = []

@@ -1,4 +1,4 @@
-"""Incremental detokenization (TRAPS 24), on the default model's tokenizer and on a sentencepiece-like stub."""
+"""Incremental detokenization, on the default model's tokenizer and on a sentencepiece-like stub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings (TRAPS 23), checked against a reference that sees the whole text at once."""
+"""Stop strings, checked against a reference that sees the whole text at once."""
 
 from __future__ import annotations
 
