@@ -35,7 +35,8 @@ clean:
 # torch first and alone: a later requirement it satisfies then pulls no other build of it. The embedding model of the RAG
 # tests and examples without what it requires: transformers, which is there, loads it as well.
 $(INSTALLED): $(PYPROJECTS) $(KERNELS)
-	@echo "setting up $(VENV), 1.5 GB: some minutes the first time, for what pip has to download"
+	@echo "setting up $(VENV), some minutes the first time: 1.5 GB with torch's CPU build, which is all that is used; 5 GB with the"
+	@echo "CUDA build that pip takes by default on Linux. Point pip at the CPU build (PIP_INDEX_URL, PIP_FIND_LINKS) to save them"
 	$(PYTHON) -m venv $(VENV)
 	@echo "1 of 3: torch"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check $(TORCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ class EngineConfig:
             reject("seed", self.seed, "give an integer")
 
     @classmethod
-    def build(cls, model: str, **options: Any) -> EngineConfig:
+    def build(cls, model: str | os.PathLike[str], **options: Any) -> EngineConfig:
         """The configuration with these options.
 
         Raises:
@@ -89,7 +90,7 @@ class EngineConfig:
         for option in options:
             if option not in known:
                 raise ValueError(f"unknown engine option {option!r}; known are {', '.join(known)}")
-        return cls(model=model, **options)
+        return cls(model=os.fspath(model) if isinstance(model, os.PathLike) else model, **options)
 
 
 def parse_memory(field: str, value: int | str) -> int:

@@ -13,6 +13,7 @@ class ToolCall:
 
     Attributes:
         id: unique among the calls of a process: 9 letters and digits, the strictest that a chat template asks for.
+        name: "" if the answer ended before it.
         arguments: a JSON object as text, as generated; cut short if the answer ended inside it.
     """
 
@@ -29,7 +30,8 @@ class ToolCall:
         try:
             found = json.loads(self.arguments)
         except ValueError as error:
-            raise ValueError(f"the arguments of {self.name} are no JSON ({error}): {self.arguments!r}") from error
+            name = self.name or "a call without a name"
+            raise ValueError(f"the arguments of {name} are no JSON ({error}): {self.arguments!r}") from error
         if not isinstance(found, dict):
             raise ValueError(f"the arguments of {self.name} are no JSON object: {self.arguments!r}")
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,8 @@ class SamplingParams:
             _number("logit_bias", bias, -100.0, 100.0)
         if not isinstance(self.cache_salt, str | None) or self.cache_salt == "":
             reject("cache_salt", self.cache_salt, "give a non-empty string, or None")
+        if self.cache_salt is not None and any("\ud800" <= char <= "\udfff" for char in self.cache_salt):
+            reject("cache_salt", self.cache_salt, "it holds half a surrogate pair; give valid Unicode")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             reject("min_tokens", self.min_tokens, f"give at most max_tokens={self.max_tokens}")
 
@@ -118,7 +121,9 @@ class SamplingParams:
         known = {field.name for field in dataclasses.fields(cls)}
         for key in changes:
             if key not in known:
-                raise ValueError(f"unknown sampling parameter {key!r}; known are {', '.join(sorted(known))}")
+                near = difflib.get_close_matches(key, known, n=1)
+                meant = f"did you mean {near[0]!r}? " if near else ""
+                raise ValueError(f"unknown sampling parameter {key!r}; {meant}known are {', '.join(sorted(known))}")
         if not isinstance(params, SamplingParams | None):
             reject("params", params, "give SamplingParams")
         return dataclasses.replace(params or cls(), **changes)

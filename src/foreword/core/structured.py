@@ -67,6 +67,11 @@ class StructuredParams:
 
     def _check_tools(self) -> None:
         names = [tool_name(index, tool) for index, tool in enumerate(self.tools or ())]
+        for index, tool in enumerate(self.tools or ()):
+            try:
+                json.dumps(tool)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(f"tools[{index}] ({names[index]!r}) cannot be written as JSON: {error}") from error
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             reject("tools", twice, "two tools have this name; give each its own")
@@ -124,5 +129,5 @@ def _schema_text(schema: Any) -> str | None:
         reject("json_schema", schema, "give a JSON schema as a dict or as JSON text")
     try:
         return json.dumps(schema, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json_schema cannot be written as JSON: {error}") from error

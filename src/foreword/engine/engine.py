@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -87,7 +88,7 @@ class Engine:
         seed: int | None = None,
     ) -> None:
         self.config = EngineConfig(
-            model=model,
+            model=os.fspath(model) if isinstance(model, os.PathLike) else model,
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -116,7 +117,7 @@ class Engine:
         self._closer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
 
     @classmethod
-    def shared(cls, model: str, **options: Any) -> Engine:
+    def shared(cls, model: str | os.PathLike[str], **options: Any) -> Engine:
         """The one engine of this process for ``model`` and ``options``; each call needs one ``close()``."""
         return registry.acquire(EngineConfig.build(model, **options), lambda: cls(model, **options))
 

@@ -31,6 +31,12 @@ class EngineHandle:
         self._held: dict[str, Engine] = {}  # our references to shared engines, by model
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy elsewhere finds an engine of its own; one that was given cannot go along."""
+        if self._given is not None:
+            raise TypeError("a model with engine= cannot be pickled: the engine lives in this process")
+        return (type(self), (self.model, None, self._options))
+
     def loaded(self, model: str) -> Engine | None:
         """The engine if it is there already.
 

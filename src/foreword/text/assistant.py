@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from foreword.core.message import AssistantMessage, MessageDelta, ToolCall
+from foreword.core.message import AssistantMessage, MessageDelta, ToolCall, ToolCallDelta
 from foreword.text.reasoning import Reasoning, ReasoningParser
-from foreword.text.tools.parser import ToolParser
+from foreword.text.tools.parser import ToolParser, new_call_id
 
 
 class AssistantParser:
@@ -13,11 +13,13 @@ class AssistantParser:
     Args:
         reasoning: that the answer may begin with a thought.
         tools: the parser of the model's tool-call format; None leaves calls in the content.
+        calls_only: the grammar allows nothing but calls, so what is left at the end is one that was cut short.
     """
 
-    def __init__(self, reasoning: Reasoning | None, tools: ToolParser | None) -> None:
+    def __init__(self, reasoning: Reasoning | None, tools: ToolParser | None, *, calls_only: bool = False) -> None:
         self._reasoning = ReasoningParser(reasoning) if reasoning else None
         self._tools = tools
+        self._calls_only = calls_only
         self._content: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
@@ -33,8 +35,12 @@ class AssistantParser:
         """What was held back; the answer has ended."""
         split = self._reasoning.finish() if self._reasoning else MessageDelta()
         first = self._take(split)
-        last = self._keep(self._tools.finish()) if self._tools else MessageDelta()
-        return first + last
+        last = self._tools.finish() if self._tools else MessageDelta()
+        if self._calls_only and last.content:  # it ended before its name: it has none, and no arguments
+            index = len(self._calls) + sum(call.name is not None for call in last.tool_calls)
+            cut = ToolCallDelta(index, new_call_id(), "")
+            last = MessageDelta(reasoning=last.reasoning, tool_calls=(*last.tool_calls, cut))
+        return first + self._keep(last)
 
     def message(self) -> AssistantMessage:
         """The answer as far as it has been taken apart."""

@@ -21,12 +21,14 @@ _WATCHED = 192
 
 _LONGEST = 1024  # tokens: a way out that is longer counts as none
 _STRUCTURE = b'"{}[],:\\'
-_INSIDE = b"qQ"  # allowed in a string only, one or the other in nearly every one
+_INSIDE = b"qQxXzZjJ"  # of these, three may come next inside a string, and hardly ever outside
 _ANYTHING = b"qZ0- \\"  # allowed together where a string may go on with anything
 _CLOSERS = (b"}", b"]", b'"', b"null", b",")  # outside of strings, in the order of preference
 _STEPS = b"01-.:/@ aATZYMWDHS\x80"  # bytes that lead on in numbers, patterns and formats
 _LEXEME = 64  # bytes of one pattern that are walked at once
-_TRIED = 256  # tokens to which each branch of a choice is followed
+_TRIED = 96  # tokens to which each branch of a choice is followed
+_BRANCHES = 16  # branches of a choice that are compared
+_FEW = 40  # bytes: where no more may come next, each of them is tried
 
 Ways = dict[int, list[int]]
 """By the hash of a mask, the tokens that lead on. Filled when a grammar is compiled, and by each completion for itself
@@ -78,7 +80,7 @@ class Closer:
         forced: list[int] = matcher.compute_ff_tokens()
         if forced:
             return forced
-        is_inside = any(_allows(matcher, token) for token in self._inside)
+        is_inside = sum(_allows(matcher, token) for token in self._inside) > 2
         closer = self._closer(matcher, is_inside)
         if closer >= 0:
             return [closer]
@@ -92,7 +94,7 @@ class Closer:
             return found
         branches = [token for token in self._single if _bit(mask, token)]
         if not choose or len(branches) < 2:
-            return branches[:1] or _first_allowed(mask)
+            return branches[:1] or first_allowed(mask)
         found = ways[key] = self._shortest(matcher, ways, branches)
         return found
 
@@ -105,14 +107,16 @@ class Closer:
         """To where a number, a pattern or a format can end: a step into a state that is new, else any step."""
         state, path, seen = matcher.deep_copy(), list[int](), {hash(mask)}
         while len(path) < _LEXEME:
-            steps = [token for token in self._steps if _bit(mask, token)] or _first_allowed(mask)
+            single = [token for token in self._single if _bit(mask, token)]
+            steps = single if 0 < len(single) <= _FEW else [token for token in self._steps if _bit(mask, token)]
+            steps = steps or first_allowed(mask)
             options = [(token, *_after(state, token)) for token in steps]
             if not options:
                 break
             token, state, mask = next((each for each in options if hash(each[2]) not in seen), options[0])
             path.append(token)
             seen.add(hash(mask))
-            is_inside = any(_bit(mask, token) for token in self._inside)
+            is_inside = sum(_bit(mask, token) for token in self._inside) > 2
             if state.is_accepting() or self._closer(state, is_inside) >= 0 or state.compute_ff_tokens():
                 break
         return path
@@ -120,7 +124,7 @@ class Closer:
     def _shortest(self, matcher: LLMatcher, ways: Ways, branches: list[int]) -> list[int]:
         """The branch with the shortest way out; keys that are optional and schemas within themselves are the longer."""
         best, limit = branches[0], _TRIED
-        for token in branches:
+        for token in branches[:_BRANCHES]:
             state, _ = _after(matcher, token)
             length = self.distance(state, ways, limit, choose=False)
             if length is not None and length < limit:
@@ -142,7 +146,8 @@ def _bit(mask: bytes, token: int) -> int:
     return mask[token >> 3] >> (token & 7) & 1
 
 
-def _first_allowed(mask: bytes) -> list[int]:
+def first_allowed(mask: bytes) -> list[int]:
+    """The lowest token id that a mask allows; empty if it allows none."""
     rest = mask.lstrip(b"\0")
     return [8 * (len(mask) - len(rest)) + (rest[0] & -rest[0]).bit_length() - 1] if rest else []
 

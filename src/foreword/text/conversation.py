@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreword.core.message import AssistantMessage
+from foreword.core.message import AssistantMessage, ToolCall
 from foreword.core.sampling import SamplingParams
 from foreword.core.structured import StructuredParams
 from foreword.core.validation import reject
 from foreword.text.assistant import AssistantParser
 from foreword.text.chat import ChatTemplate, Message, check_messages, render_chat
-from foreword.text.reasoning import Reasoning, recognise
+from foreword.text.reasoning import END, Reasoning, recognise
 from foreword.text.tokenizer import Tokenizer
 from foreword.text.tools.formats import ToolFormat
 from foreword.text.turns import Turn, TurnTable
@@ -109,7 +109,8 @@ class Rendered:
 
     def parser(self) -> AssistantParser:
         """A fresh parser for one answer."""
-        return AssistantParser(self.reasoning, self.tool_format.parser() if self.tool_format else None)
+        tools = self.tool_format.parser() if self.tool_format else None
+        return AssistantParser(self.reasoning, tools, calls_only=self.options.tool_choice not in ("auto", "none"))
 
     def remember(self, message: AssistantMessage, text: str, token_ids: list[int]) -> None:
         """Keep the tokens of a finished answer for the next turn, if they say exactly what its ``text`` says."""
@@ -119,7 +120,8 @@ class Rendered:
         said = b"".join(tokenizer.token_bytes(token, token not in self.shown) for token in body)
         hidden = any(token in tokenizer.special_token_ids and token not in self.shown for token in body)
         spelled = any(end in text for end in self.conversations.end_texts)  # it would be taken for the turn's end
-        if body and not hidden and not spelled and said == text.encode():
+        whole = all(_is_whole(call) for call in message.tool_calls)
+        if body and whole and not hidden and not spelled and said == text.encode():
             turn = Turn(self.text, array("I", self.token_ids + body), message.reasoning)
             self.conversations.turns.remember(self.params.cache_salt, len(self.messages), message, turn)
 
@@ -130,6 +132,13 @@ class Rendered:
             if offset < len(begin) and self.text.startswith(begin):
                 return count - 1
         return None
+
+
+def _is_whole(call: ToolCall) -> bool:
+    try:
+        return bool(call.name) and call.parse() is not None
+    except ValueError:
+        return False
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
@@ -166,8 +175,9 @@ class Conversations:
         tool_format = self.template.tool_format if reads_calls else None
         reasoning = recognise(self.template.source, text)
         markers = (*(tool_format.markers if tool_format else ()), *(("<think>", "</think>") if reasoning else ()))
-        turn = self.turns.find(params.cache_salt, checked, text) if options.replay_turns else None
-        token_ids = self._encode(text, turn)
+        token_ids = self._replayed(checked, options, params, text) if options.replay_turns else None
+        if token_ids is None:
+            token_ids = self.tokenizer.encode(text, add_special_tokens=not self._has_template)
         return Rendered(
             self, checked, options, params, text, token_ids, reasoning, tool_format, self._special(*markers)
         )
@@ -187,20 +197,42 @@ class Conversations:
             template_options=options.template_options,
         )
 
-    def _encode(self, text: str, turn: Turn | None) -> list[int]:
-        spliced = None if turn is None else self._splice(turn, text)
-        return self.tokenizer.encode(text, add_special_tokens=not self._has_template) if spliced is None else spliced
+    def _replayed(
+        self, messages: list[dict[str, Any]], options: ChatOptions, params: SamplingParams, text: str
+    ) -> list[int] | None:
+        """The prompt with the model's last known turn in its own tokens; None if none is known.
 
-    def _splice(self, turn: Turn, text: str) -> list[int] | None:
-        """The turn's own tokens and those of what follows it; None where the template shows the turn otherwise."""
+        A turn stands there only if the messages before it render to the very prompt it was written behind, and those
+        up to it to a beginning of ``text``: text alone would not do, for users can write what looks like turns.
+        """
+        for index, turn in self.turns.candidates(params.cache_salt, messages):
+            if not text.startswith(turn.prompt) or self._text_or_none(messages[:index], options, params) != turn.prompt:
+                continue
+            whole = self._text_or_none(messages[: index + 1], options, params, speaks_next=False)
+            end = self._end_of(turn, whole) if whole and text.startswith(whole) else None
+            if end is not None:
+                self.turns.touch(params.cache_salt, index, messages[index], turn)
+                return turn.token_ids.tolist() + self.tokenizer.encode(text[end:], add_special_tokens=False)
+        return None
+
+    def _text_or_none(
+        self, messages: list[dict[str, Any]], options: ChatOptions, params: SamplingParams, *, speaks_next: bool = True
+    ) -> str | None:
+        try:
+            return self.text_of(messages, options, params, speaks_next=speaks_next)
+        except ValueError:  # the template takes the whole conversation, but not this part of it
+            return None
+
+    def _end_of(self, turn: Turn, whole: str) -> int | None:
+        """Where the turn's end token stands in ``whole``, which ends with the turn; None if it is shown otherwise."""
         begin = len(turn.prompt)
-        ends = [place for place in (text.find(end, begin) for end in self.end_texts) if place >= 0]
+        ends = [place for place in (whole.find(end, begin) for end in self.end_texts) if place >= 0]
         if not ends:
             return None
-        end = min(ends)
-        if turn.reasoning and turn.reasoning not in text[begin:end]:  # the template leaves out old thoughts
+        shown = whole[begin : min(ends)]
+        if turn.reasoning and not (turn.reasoning in shown and END in shown):  # the template leaves out old thoughts
             return None
-        return turn.token_ids.tolist() + self.tokenizer.encode(text[end:], add_special_tokens=False)
+        return min(ends)
 
     def _special(self, *markers: str) -> frozenset[int]:
         """The ids of those markers that are special tokens."""

@@ -16,12 +16,13 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from foreword.core.structured import StructuredParams, tool_name
 from foreword.core.validation import reject
-from foreword.text.closing import Closer, ClosingWatch
+from foreword.text.closing import Closer, ClosingWatch, first_allowed
 from foreword.text.narrow import flaw
 from foreword.text.schema import grammar_source, where
 from foreword.text.tools.canonical import canonical_tools
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _CACHED = 256  # compiled grammars
 _ANSWER = "@answer"
-_EXCERPT = re.compile(r"\s*\d+ \|")
+_EXCERPT = re.compile(r"\s*(\d+ \||<state>)")
 _REWORDED = {
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf, or a constant in every branch"
 }
@@ -150,8 +151,13 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
         matcher = LLMatcher(self._vocabulary.table, source, log_level=0)
-        if matcher.is_error():
-            raise ValueError(f"structured cannot be honoured: {_reason(matcher.get_error())}")
+        trial = matcher.deep_copy()  # what is too large for the parser shows here, not on the engine thread
+        for _ in range(2):
+            if not trial.is_stopped():
+                trial.consume_tokens(first_allowed(trial.compute_bitmask()))
+        for tried in (matcher, trial):
+            if tried.is_error():
+                raise ValueError(f"structured cannot be honoured: {_reason(tried.get_error())}")
         watch = ClosingWatch(self._vocabulary.closer, matcher) if closes else None
         return GrammarState(matcher, watch, self._vocabulary.eos_token_id)
 
@@ -162,15 +168,21 @@ class GrammarCompiler:
         return f"<[{ids[0]}]>" if special else _quoted(text)
 
 
-def validate_structured(params: StructuredParams) -> None:
-    """Check that the constraint can be honoured, without any model.
+def validate_structured(structured: StructuredParams | Mapping[str, Any]) -> None:
+    """Check that a constraint, or a mapping of its fields, can be honoured; needs no model.
 
     Raises:
         ValueError: it cannot; the message names the keyword and where it stands.
     """
+    params = StructuredParams.build(structured)
+    if params is None:
+        return
     for index, tool in enumerate(params.tools or ()):
         parameters = tool["function"].get("parameters") or {"type": "object"}
-        _validate_schema(f"the parameters of tool {tool_name(index, tool)!r}", json.dumps(parameters))
+        name = f"the parameters of tool {tool_name(index, tool)!r}"
+        if parameters.get("type", "object") != "object":
+            raise ValueError(f"{name} are of type {parameters['type']!r}: arguments are an object, give its properties")
+        _validate_schema(name, json.dumps(parameters))
     if params.json_schema is not None:
         _validate_schema("json_schema", str(params.json_schema))
     elif not params.tools:
@@ -182,12 +194,21 @@ def validate_structured(params: StructuredParams) -> None:
 
 @lru_cache(maxsize=256)
 def _validate_schema(name: str, schema: str) -> None:
-    reason = flaw(json.loads(schema)) or _refusal(_grammars(f"start: {grammar_source(schema)}"))
+    try:
+        reason = flaw(json.loads(schema))
+    except (AttributeError, KeyError, TypeError):  # malformed: the library says where
+        reason = None
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply: give named schemas in $defs and references") from None
+    reason = reason or _refusal(_grammars(f"start: {grammar_source(schema)}"))
     if reason:
-        raise ValueError(
-            f"{name} cannot be honoured: {reason}{where(schema, reason)}; "
-            "leave that out of the schema and check it afterwards"
-        )
+        raise ValueError(f"{name} cannot be honoured: {reason}{where(schema, reason)}{_way_out(reason)}")
+
+
+def _way_out(reason: str) -> str:
+    if "uniqueItems" in reason:
+        return "; where it comes from a set, use a list; or check it afterwards"
+    return "; leave that out of the schema and check it afterwards" if reason.startswith("Un") else ""
 
 
 def _refusal(source: str) -> str:
@@ -222,7 +243,8 @@ def _body(params: StructuredParams) -> str:
     if params.regex is not None:
         return f"start: /{_unslashed(params.regex)}/"
     if params.choices is not None:
-        return f"start: {' | '.join(_quoted(choice) for choice in params.choices)}"
+        # a terminal: thousands of alternatives are too many for a rule
+        return f"start: CHOICE\nCHOICE: {' | '.join(_quoted(choice) for choice in params.choices)}"
     from llguidance.gbnf_to_lark import any_to_lark
 
     assert params.grammar is not None
@@ -277,6 +299,7 @@ class _Vocabulary:
         self.special_token_ids = sorted(token for token in tokenizer.special_token_ids if token < vocab_size)
         self.tokens = [tokenizer.token_bytes(token, skip_special_tokens=False) for token in range(vocab_size)]
         self._encode = tokenizer.encode
+        self._special = [self.tokens[token].decode(errors="replace") for token in self.special_token_ids]
         ends = sorted(tokenizer.eos_token_ids)
         self.table = LLTokenizer(TokenizerWrapper(self), n_vocab=vocab_size, eos_token=ends)
         self.closer = Closer(self.tokens)
@@ -284,4 +307,6 @@ class _Vocabulary:
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("text only")
+        if any(name in text for name in self._special):  # here it is text, though it reads like a token
+            return [token for char in text for token in self._encode(char, False)]
         return self._encode(text, False)

@@ -49,6 +49,14 @@ _PATTERNS = {
 _PLAIN = {"type", "properties", "required", "title", "description", "$defs", "definitions", "$schema", "default", "$id"}
 """Keywords of objects that can be put together key by key."""
 
+_KEYWORDS = {
+    *("type", "enum", "const", "$ref", "not", "if", "then", "else", "title", "description", "$defs", "definitions"),
+    *("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
+    *("maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
+    *("items", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
+    *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("multipleOf", "anyOf", "oneOf", "allOf", "$dynamicRef", "$schema", "$id", "$comment", "default", "examples"),
+}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LARGEST = 10**15
 _FINEST = 1e-9
@@ -99,6 +107,8 @@ def resolve(reference: Any, root: Schema) -> Schema | None:
 
 def flaw(schema: Schema) -> str | None:
     """What no grammar could hold although the library takes it; None if there is nothing of the kind."""
+    if schema and not schema.keys() & _KEYWORDS:
+        return f"no keyword of JSON Schema is in it, only {', '.join(map(repr, schema))}"
     endless = _endless(schema, schema, ())
     if endless is not None:
         return f"each instance would have to contain another of $ref {endless}, without end"

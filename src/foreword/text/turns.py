@@ -61,19 +61,22 @@ class TurnTable:
             while self._tokens > self._max_tokens:
                 self._forget_oldest()
 
-    def find(self, salt: str | None, messages: Sequence[Message], text: str) -> Turn | None:
-        """The last turn of ``messages`` (rendered: ``text``) whose tokens are known, with all that stands before it."""
+    def candidates(self, salt: str | None, messages: Sequence[Message]) -> list[tuple[int, Turn]]:
+        """Places in ``messages`` and turns that may stand there, the last place first."""
+        found = []
         with self._lock:
             for index in range(len(messages) - 1, -1, -1):
-                followed = index + 1 < len(messages) and messages[index + 1].get("role") == "assistant"
-                if messages[index].get("role") != "assistant" or followed:  # two in a row are rendered as one
-                    continue
-                key = (salt, index, _content_key(messages[index]))
-                for prompt in self._prompts.get(key, ()):
-                    if text.startswith(prompt):
-                        self._turns.move_to_end((key, prompt))
-                        return self._turns[key, prompt]
-        return None
+                if messages[index].get("role") == "assistant":
+                    key = (salt, index, _content_key(messages[index]))
+                    found += [(index, self._turns[key, prompt]) for prompt in self._prompts.get(key, ())]
+        return found
+
+    def touch(self, salt: str | None, index: int, message: Message, turn: Turn) -> None:
+        """It was put to use: others are forgotten first."""
+        with self._lock:
+            place = ((salt, index, _content_key(message)), turn.prompt)
+            if place in self._turns:
+                self._turns.move_to_end(place)
 
     def _forget_oldest(self) -> None:
         (key, prompt), turn = self._turns.popitem(last=False)
@@ -84,13 +87,10 @@ class TurnTable:
 
 
 def _content_key(message: Message) -> str:
-    """Content and calls in one spelling, whether arguments come as JSON text or as a dict."""
+    """Content, thought and calls in one spelling, whether arguments come as JSON text or as a dict."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    return json.dumps(
-        [message.get("content") or "", [[call.get("name"), _arguments(call.get("arguments"))] for call in calls]],
-        sort_keys=True,
-        default=str,
-    )
+    named = [[call.get("name"), _arguments(call.get("arguments"))] for call in calls]
+    return json.dumps([message.get("content") or "", message.get("reasoning_content") or "", named], default=str)
 
 
 def _arguments(arguments: Any) -> Any:

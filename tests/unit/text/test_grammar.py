@@ -252,3 +252,44 @@ def test_tags_of_thoughts_may_be_special_tokens(smollm: Tokenizer) -> None:
     assert follows(Reasoning(opened=True), "hm</think>yes")
     with pytest.raises(ValueError, match="cannot go on"):
         follows(Reasoning(), "<think>hm</think>no")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"regex": "(a{1000}){1000}"},
+        {"grammar": "start: start"},
+        {"json_schema": {"required": 5}},
+        {"json_schema": {"anyOf": 5}},
+        {"json_schema": {"titel": "x"}},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": object()}}]},
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(compiler: GrammarCompiler, params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"honoured|JSON|object") as refused:
+        start(compiler, **params)
+    assert len(str(refused.value)) < 300
+
+
+def test_many_choices_and_names_of_special_tokens(compiler: GrammarCompiler, smollm: Tokenizer) -> None:
+    many = start(compiler, choices=[f"choice {number}" for number in range(5000)])
+    assert accepts(many, smollm, "choice 4321")
+    state = start(compiler, choices=["x <|im_end|> y"])
+    ids = random_walk(state, 0, 60)
+    text = b"".join(smollm.token_bytes(token) for token in ids if token not in smollm.eos_token_ids).decode()
+    assert text == "x <|im_end|> y"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}, "q": {"type": "integer"}}, "required": ["q"]},
+        {"type": "string", "pattern": "^[0-9]+px$"},
+        {"type": "string", "pattern": "^\\+?[0-9 ]+#$"},
+    ],
+)
+def test_ways_out_that_are_hard_to_find(compiler: GrammarCompiler, smollm: Tokenizer, schema: dict[str, Any]) -> None:
+    for seed in range(6):
+        ids = random_walk(start(compiler, json_schema=schema), seed, 40)
+        json.loads(b"".join(smollm.token_bytes(token) for token in ids if token not in smollm.eos_token_ids))
