@@ -79,7 +79,7 @@ def chat_result(engine: Engine, output: RequestOutput) -> ChatResult:
         message = AIMessage(
             content=answer.content,
             additional_kwargs={"reasoning_content": answer.reasoning} if answer.reasoning else {},
-            **_tool_calls(answer),
+            **_tool_calls(answer, completion.finish_reason),
             response_metadata=metadata,
             usage_metadata=usage_metadata(engine, output.usage) if completion.index == 0 else None,
         )
@@ -88,14 +88,15 @@ def chat_result(engine: Engine, output: RequestOutput) -> ChatResult:
     return ChatResult(generations=generations)
 
 
-def _tool_calls(answer: AssistantMessage) -> dict[str, Any]:
+def _tool_calls(answer: AssistantMessage, finish_reason: str) -> dict[str, Any]:
     """Calls whose arguments are JSON objects, and apart from them the others."""
+    cut = "; max_tokens cut it short, give more" if finish_reason == "length" else ""
     valid, invalid = [], []
     for call in answer.tool_calls:
         try:
             valid.append(tool_call(name=call.name, args=call.parse(), id=call.id))
         except ValueError as error:
-            invalid.append(invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=str(error)))
+            invalid.append(invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=f"{error}{cut}"))
     return {"tool_calls": valid, "invalid_tool_calls": invalid}
 
 

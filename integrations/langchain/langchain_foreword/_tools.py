@@ -101,10 +101,11 @@ def json_schema(schema: Any) -> dict[str, Any]:
 
 
 def _schema_in(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema inside a function definition in OpenAI's or Anthropic's form; any other mapping is one itself."""
-    function = schema.get("function", schema)
+    """The schema inside a function definition or response format of OpenAI's or Anthropic's; else the mapping."""
+    wrapped = schema.get("json_schema") if schema.get("type") == "json_schema" else schema
+    function = wrapped.get("function", wrapped) if isinstance(wrapped, Mapping) else schema
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-        for key in ("parameters", "input_schema"):
+        for key in ("parameters", "input_schema", "schema"):
             if isinstance(function.get(key), Mapping):
                 return dict(function[key])
         if "properties" not in function and "type" not in function:

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 from langchain_foreword._base import MAX_THREADS, ForewordModel
 from langchain_foreword._binding import ForewordBinding
 from langchain_foreword._deadline import Limits, apieces, aresult, pieces, result
+from langchain_foreword._errors import langchain_errors
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._messages import to_dicts
 from langchain_foreword._results import chat_chunk, chat_result
@@ -256,11 +257,12 @@ class ChatForeword(ForewordModel, BaseChatModel):
     ) -> ChatResult:
         call = self._chat_call(stop, kwargs, salt_of(None))
         engine, turns = self._handle.get(call.model), to_dicts(messages)
-        output = result(
-            call.limits,
-            lambda: engine.chat(turns, call.params, **call.options),
-            lambda: engine.achat(turns, call.params, **call.options),
-        )
+        with langchain_errors():
+            output = result(
+                call.limits,
+                lambda: engine.chat(turns, call.params, **call.options),
+                lambda: engine.achat(turns, call.params, **call.options),
+            )
         dispatch_cache_event(run_manager, engine, output.usage)
         return chat_result(engine, output)
 
@@ -273,7 +275,8 @@ class ChatForeword(ForewordModel, BaseChatModel):
     ) -> ChatResult:
         call = self._chat_call(stop, kwargs, salt_of(None))
         engine, turns = await self._handle.aget(call.model), to_dicts(messages)
-        output = await aresult(call.limits, lambda: engine.achat(turns, call.params, **call.options))
+        with langchain_errors():
+            output = await aresult(call.limits, lambda: engine.achat(turns, call.params, **call.options))
         await adispatch_cache_event(run_manager, engine, output.usage)
         return chat_result(engine, output)
 
@@ -292,7 +295,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
             lambda: engine.stream_chat(turns, params, **call.options),
             lambda: engine.astream_chat(turns, params, **call.options),
         )
-        with contextlib.closing(source):  # closing it cancels the request
+        with langchain_errors(), contextlib.closing(source):  # closing it cancels the request
             for piece in source:
                 chunk = chat_chunk(engine, piece)
                 if chunk is None:
@@ -314,16 +317,17 @@ class ChatForeword(ForewordModel, BaseChatModel):
         params = self._one_stream(call.params)
         engine, turns = await self._handle.aget(call.model), to_dicts(messages)
         source = apieces(call.limits, lambda: engine.astream_chat(turns, params, **call.options))
-        async with contextlib.aclosing(source):
-            async for piece in source:
-                chunk = chat_chunk(engine, piece)
-                if chunk is None:
-                    continue
-                if piece.usage is not None:
-                    await adispatch_cache_event(run_manager, engine, piece.usage)
-                if run_manager:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        with langchain_errors():
+            async with contextlib.aclosing(source):
+                async for piece in source:
+                    chunk = chat_chunk(engine, piece)
+                    if chunk is None:
+                        continue
+                    if piece.usage is not None:
+                        await adispatch_cache_event(run_manager, engine, piece.usage)
+                    if run_manager:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         """LangChain's streams carry one answer, so a call for several is not rerouted to a stream."""

@@ -360,3 +360,26 @@ def test_classes_of_one_name_do_not_share_cache_entries() -> None:
     llm = ChatForeword()
     assert llm._get_llm_string(response_format=first) != llm._get_llm_string(response_format=second)
     assert llm._get_llm_string(tools=[first]) != llm._get_llm_string(tools=[second])
+
+
+async def test_a_prompt_that_does_not_fit_is_langchains_error_too(engine: Engine) -> None:
+    """Its middleware shortens a history on this error (llama_index #17496, for the words)."""
+    from langchain_core.exceptions import ContextOverflowError
+
+    llm, long = ChatForeword(engine=engine), "word " * 9000
+    with pytest.raises(ContextOverflowError, match="8192"):
+        llm.invoke(long)
+    with pytest.raises(ContextOverflowError):
+        await llm.ainvoke(long)
+    with pytest.raises(ContextOverflowError):
+        list(llm.stream(long))
+    with pytest.raises(ContextOverflowError):
+        async for _ in llm.astream(long):
+            pass
+
+
+def test_a_model_can_be_pickled() -> None:
+    import pickle
+
+    again = pickle.loads(pickle.dumps(ChatForeword(temperature=0.5, engine_options={"num_threads": 1})))
+    assert (again.temperature, again.engine_options) == (0.5, {"num_threads": 1})

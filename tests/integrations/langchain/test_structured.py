@@ -251,3 +251,12 @@ def test_the_model_reads_the_schema(llm: ChatForeword) -> None:
     assert prompt_tokens("json_schema", Described) > plain + llm.get_num_tokens(
         Described.model_fields["city"].description
     )
+
+
+@pytest.mark.parametrize("wrap", [lambda s: {"name": "p", "schema": s, "strict": True}, lambda s: {
+    "type": "json_schema", "json_schema": {"name": "p", "schema": s},
+}])  # fmt: skip
+def test_openais_ways_to_wrap_a_schema(llm: ChatForeword, wrap: Callable[[Any], Any]) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    assert llm.with_structured_output(wrap(schema)).invoke("Three.").keys() == {"n"}
+    assert json.loads(llm.invoke("Three.", response_format=wrap(schema)).text).keys() == {"n"}

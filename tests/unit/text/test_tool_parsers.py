@@ -43,7 +43,7 @@ def collect(deltas: list[MessageDelta]) -> Read:
         for call in delta.tool_calls:
             if call.id is not None:
                 assert call.name is not None
-                assert re.fullmatch("[A-Za-z0-9]{9}", call.id)
+                assert re.fullmatch("[A-Za-z0-9]+", call.id)  # 9 of ours; the text may bring others
                 assert call.id not in ids
                 ids.add(call.id)
                 assert call.index == len(calls)
