@@ -25,6 +25,7 @@ from langchain_foreword._results import chat_chunk, chat_result
 from langchain_foreword._runs import digest, salt_of
 from langchain_foreword._structured import structured_model
 from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, openai_tools, wanted_schema
+from langchain_foreword._turnstile import turn
 
 if TYPE_CHECKING:
     from foreword import Engine, SamplingParams
@@ -273,10 +274,12 @@ class ChatForeword(ForewordModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        await turn()
         call = self._chat_call(stop, kwargs, salt_of(None))
         engine, turns = await self._handle.aget(call.model), to_dicts(messages)
         with langchain_errors():
             output = await aresult(call.limits, lambda: engine.achat(turns, call.params, **call.options))
+        await turn()
         await adispatch_cache_event(run_manager, engine, output.usage)
         return chat_result(engine, output)
 
@@ -313,6 +316,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        await turn()
         call = self._chat_call(stop, kwargs, salt_of(None))
         params = self._one_stream(call.params)
         engine, turns = await self._handle.aget(call.model), to_dicts(messages)

@@ -126,7 +126,7 @@ class SamplingParams:
                 raise ValueError(f"unknown sampling parameter {key!r}; {meant}known are {', '.join(sorted(known))}")
         if not isinstance(params, SamplingParams | None):
             reject("params", params, "give SamplingParams")
-        return dataclasses.replace(params or cls(), **changes)
+        return dataclasses.replace(params or cls(), **changes) if changes or params is None else params
 
 
 def _items(field: str, value: Any) -> tuple[Any, ...]:
