@@ -177,7 +177,6 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     canonical: bool = True,
-    parallel: bool = True,
     schema: Mapping[str, Any] | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> str:
@@ -188,7 +187,6 @@ def render_chat(
     Args:
         tools: OpenAI-style function definitions.
         canonical: sort the tools by name and the keys of their definitions, so that equal tools give equal text.
-        parallel: whether several calls may be made at once.
         schema: the JSON schema of the answer, with which the system prompt then ends: many inputs with one schema
             share it, and so do the turns of a conversation and the steps of an agent.
         template_options: further variables of the template.
@@ -197,7 +195,7 @@ def render_chat(
         ValueError: a message or tool is malformed, or the template refuses the messages; says which and why.
     """
     offered: list[Any] | None = (canonical_tools(tools) if canonical else list(tools)) if tools else None
-    section = template.tool_format.section(offered, parallel) if offered else None
+    section = template.tool_format.section(offered) if offered else None
     if section is not None:
         messages, offered = _with_section(check_messages(messages), section), None
     if schema is not None:

@@ -192,7 +192,6 @@ class Conversations:
             options.tools,
             add_generation_prompt=speaks_next,
             canonical=options.canonical_tools,
-            parallel=options.parallel_tool_calls,
             schema=options.shown_schema(params),
             template_options=options.template_options,
         )
