@@ -120,7 +120,8 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
     @field_validator("structured", mode="before")
     @classmethod
     def _structured_as_dict(cls, value: Any) -> Any:
-        return plain(value)
+        """A dict, so that LangChain can write it to JSON."""
+        return value.as_dict() if isinstance(value, StructuredParams) else value
 
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
@@ -245,15 +246,6 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
         configs = self._batch_configs(inputs, config)
         run: Any = Runnable.batch_as_completed  # its overloads want return_exceptions as a literal
         yield from run(self, inputs, configs, return_exceptions=return_exceptions, **kwargs)
-
-
-def plain(structured: Any) -> Any:
-    """`StructuredParams` as a dict, so that LangChain can write it to JSON."""
-    if not isinstance(structured, StructuredParams):
-        return structured
-    given = {field.name: getattr(structured, field.name) for field in dataclasses.fields(structured)}
-    defaults = {field.name: field.default for field in dataclasses.fields(structured)}
-    return {name: value for name, value in given.items() if value != defaults[name]}
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:

@@ -83,6 +83,10 @@ class StructuredParams:
         if not self.tools and self.tool_choice not in ("auto", "none"):
             reject("tool_choice", self.tool_choice, "there are no tools to choose from; give tools")
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields that say something, for :meth:`build`; of JSON's types alone, but for tuples."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+
     @classmethod
     def build(cls, value: StructuredParams | Mapping[str, Any] | None) -> StructuredParams | None:
         """``value``, which may be a mapping with the same fields."""

@@ -80,7 +80,7 @@ class Closer:
         forced: list[int] = matcher.compute_ff_tokens()
         if forced:
             return forced
-        is_inside = sum(_allows(matcher, token) for token in self._inside) > 2
+        is_inside = self._is_inside(matcher)
         closer = self._closer(matcher, is_inside)
         if closer >= 0:
             return [closer]
@@ -97,6 +97,10 @@ class Closer:
             return branches[:1] or first_allowed(mask)
         found = ways[key] = self._shortest(matcher, ways, branches)
         return found
+
+    def _is_inside(self, matcher: LLMatcher) -> bool:
+        """Whether a string is open."""
+        return sum(_allows(matcher, token) for token in self._inside) > 2
 
     def _closer(self, matcher: LLMatcher, is_inside: bool) -> int:
         """The token that closes most; -1 if none may come next."""
@@ -116,8 +120,7 @@ class Closer:
             token, state, mask = next((each for each in options if hash(each[2]) not in seen), options[0])
             path.append(token)
             seen.add(hash(mask))
-            is_inside = sum(_bit(mask, token) for token in self._inside) > 2
-            if state.is_accepting() or self._closer(state, is_inside) >= 0 or state.compute_ff_tokens():
+            if state.is_accepting() or self._closer(state, self._is_inside(state)) >= 0 or state.compute_ff_tokens():
                 break
         return path
 

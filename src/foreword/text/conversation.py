@@ -15,7 +15,7 @@ from foreword.core.structured import StructuredParams
 from foreword.core.validation import reject
 from foreword.text.assistant import AssistantParser
 from foreword.text.chat import ChatTemplate, Message, check_messages, render_chat
-from foreword.text.reasoning import END, Reasoning, recognise
+from foreword.text.reasoning import END, START, Reasoning, recognise
 from foreword.text.tokenizer import Tokenizer
 from foreword.text.tools.formats import ToolFormat
 from foreword.text.turns import Turn, TurnTable
@@ -174,7 +174,7 @@ class Conversations:
         reads_calls = bool(options.tools) and options.tool_choice != "none"
         tool_format = self.template.tool_format if reads_calls else None
         reasoning = recognise(self.template.source, text)
-        markers = (*(tool_format.markers if tool_format else ()), *(("<think>", "</think>") if reasoning else ()))
+        markers = (*(tool_format.markers if tool_format else ()), *((START, END) if reasoning else ()))
         token_ids = self._replayed(checked, options, params, text) if options.replay_turns else None
         if token_ids is None:
             token_ids = self.tokenizer.encode(text, add_special_tokens=not self._has_template)

@@ -25,6 +25,7 @@ from foreword.core.validation import reject
 from foreword.text.closing import Closer, ClosingWatch, first_allowed
 from foreword.text.narrow import flaw
 from foreword.text.schema import grammar_source, where
+from foreword.text.tools.base import quote
 from foreword.text.tools.canonical import canonical_tools
 from foreword.text.tools.formats import ToolFormat
 
@@ -165,7 +166,7 @@ class GrammarCompiler:
         """Lark source of a marker. Text can never spell a special token, so such a marker is named by its id."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         special = len(ids) == 1 and ids[0] in self._tokenizer.special_token_ids
-        return f"<[{ids[0]}]>" if special else _quoted(text)
+        return f"<[{ids[0]}]>" if special else quote(text)
 
 
 def validate_structured(structured: StructuredParams | Mapping[str, Any]) -> None:
@@ -244,7 +245,7 @@ def _body(params: StructuredParams) -> str:
         return f"start: /{_unslashed(params.regex)}/"
     if params.choices is not None:
         # a terminal: thousands of alternatives are too many for a rule
-        return f"start: CHOICE\nCHOICE: {' | '.join(_quoted(choice) for choice in params.choices)}"
+        return f"start: CHOICE\nCHOICE: {' | '.join(quote(choice) for choice in params.choices)}"
     from llguidance.gbnf_to_lark import any_to_lark
 
     assert params.grammar is not None
@@ -258,10 +259,6 @@ def _body(params: StructuredParams) -> str:
 def _grammars(start: str, **others: str) -> str:
     named = {"start": start} | others
     return json.dumps({"grammars": [{"name": name, "lark_grammar": text} for name, text in named.items()]})
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _unslashed(regex: str) -> str:

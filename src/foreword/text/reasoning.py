@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreword.core.message import MessageDelta
+from foreword.text.tools.parser import held_back
 
 START, END = "<think>", "</think>"
 
@@ -86,8 +87,8 @@ class ReasoningParser:
             self._state, self._held = "after", rest
             return self._after(thought.rstrip())
         # white space may turn out to be the last of the thought, and a beginning of the tag the tag
-        keep = len(self._held) - len(_without_tag_start(self._held).rstrip())
-        thought, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        end = len(self._held[: len(self._held) - held_back(self._held, 0, END)].rstrip())
+        thought, self._held = self._held[:end], self._held[end:]
         self._any = self._any or bool(thought)
         return MessageDelta(reasoning=thought)
 
@@ -102,11 +103,3 @@ class ReasoningParser:
     def _content(self, text: str) -> MessageDelta:
         self._state, self._held = "content", ""
         return MessageDelta(content=text)
-
-
-def _without_tag_start(text: str) -> str:
-    """``text`` without an end that begins the closing tag."""
-    for length in range(min(len(END) - 1, len(text)), 0, -1):
-        if END.startswith(text[-length:]):
-            return text[:-length]
-    return text

@@ -69,7 +69,7 @@ class ToolFormat(ABC):
     def _text_rules(self, request: GrammarRequest) -> str:
         """Lark rules with ``tool_text`` at the top: text without a call."""
 
-    def section(self, tools: Sequence[Tool], parallel: bool = True) -> str | None:  # noqa: ARG002 - of those that have one
+    def section(self, tools: Sequence[Tool]) -> str | None:  # noqa: ARG002 - of those that have one
         """The text that describes the tools to the model; None where the chat template does it."""
         return None
 

@@ -20,9 +20,7 @@ To call a function, write its name and its arguments as JSON between these tags:
 <tool_call>
 {{"name": "name of the function", "arguments": {{"name of an argument": "its value"}}}}
 </tool_call>
-{several} Results come back between <tool_response> tags."""
-_SEVERAL = "Repeat the block to make several calls at once."
-_SINGLE = "Make one call at a time."
+Repeat the block to make several calls at once. Results come back between <tool_response> tags."""
 
 
 class HermesFormat(MarkedFormat):
@@ -59,9 +57,9 @@ class GenericFormat(HermesFormat):
 
     name = "generic"
 
-    def section(self, tools: Sequence[Tool], parallel: bool = True) -> str | None:
+    def section(self, tools: Sequence[Tool]) -> str | None:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        return _SECTION.format(tools=lines, several=_SEVERAL if parallel else _SINGLE) if tools else None
+        return _SECTION.format(tools=lines) if tools else None
 
     @staticmethod
     def write_result(content: str) -> str:

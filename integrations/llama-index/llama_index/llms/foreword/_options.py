@@ -115,12 +115,7 @@ class ForewordOptions(FunctionCallingLLM):
     @classmethod
     def _plain_structured(cls, value: Any) -> Any:
         """A dict, which can be written as JSON, of what may come as :class:`foreword.StructuredParams`."""
-        if not isinstance(value, StructuredParams):
-            return value
-        plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {
-            name: each for name, each in plain.items() if each != StructuredParams.__dataclass_fields__[name].default
-        }
+        return value.as_dict() if isinstance(value, StructuredParams) else value
 
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
