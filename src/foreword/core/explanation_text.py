@@ -1,0 +1,67 @@
+"""An explanation as people read it in a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from foreword.core.explanation import CacheExplanation
+
+_REASONS = {
+    "complete": "all of it is cached",
+    "diverged": "a prompt that is cached goes on differently",
+    "evicted": "the rest was cached and has given way to other prompts",
+    "never_seen": "nothing that is cached goes on from here",
+    "other_namespace": "the rest is cached for another model, adapter or salt only",
+}
+_CAUSES = {
+    "clock": "a clock or a date: put it behind what stays the same, or leave out what changes often",
+    "identifier": "an id or a name of this request: put it behind what stays the same",
+    "tool_order": "the same tools in another order: sort them (canonical_tools=True does)",
+    "json_key_order": "the same JSON with its keys in another order: write it with sort_keys=True",
+    "document_order": "the same documents in another order: sort them by a key of their own, not by score",
+    "whitespace": "white space alone: build the text in one place",
+    "history_changed": "an earlier turn was rewritten: add to the history, do not edit it",
+    "history_truncated": "the oldest turns were dropped: drop many at a time and seldom",
+    "retokenized": "the same text in other tokens: pass the model's own answers back as messages",
+    "namespace": "another model, adapter or cache_salt",
+}
+
+
+def render(explanation: CacheExplanation, *, colour: bool | None = None) -> str:
+    """Some lines of text; ``colour`` None colours where standard output is a terminal that wants it."""
+    if colour is None:
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    matched, total = explanation.matched_tokens, explanation.prompt_tokens
+    share = f" ({100 * matched / total:.0f} %)" if total else ""
+    lines = [f"{matched:,} of {total:,} prompt tokens are cached{share}: {_REASONS[explanation.reason]}"]
+    if explanation.position is not None:
+        lines.append(f"  where    token {explanation.position:,}, in {explanation.piece}")
+        before = _tail(explanation.before_text)
+        if explanation.expected_text:
+            lines.append(f"  cached   {before}{_paint(_head(explanation.expected_text), '32', colour)}")
+        lines.append(f"  now      {before}{_paint(_head(explanation.actual_text), '31', colour)}")
+    if explanation.cause:
+        lines.append(f"  cause    {explanation.cause}: {_CAUSES[explanation.cause]}")
+    if explanation.reusable_share is not None:
+        lines.append(f"  share    {100 * explanation.reusable_share:.0f} % of the documents' tokens in a stable order")
+    if explanation.lost_tokens:
+        seconds = "" if explanation.lost_seconds is None else f", {explanation.lost_seconds:.3g} s"
+        lines.append(f"  lost     {explanation.lost_tokens:,} tokens computed again{seconds}")
+    return "\n".join(lines)
+
+
+def _head(text: str, width: int = 48) -> str:
+    shown = repr(text)[1:-1]
+    return shown if len(shown) <= width else f"{shown[: width - 1]}…"
+
+
+def _tail(text: str, width: int = 24) -> str:
+    shown = repr(text)[1:-1]
+    return shown if len(shown) <= width else f"…{shown[1 - width :]}"
+
+
+def _paint(text: str, code: str, colour: bool) -> str:
+    return f"\033[1;{code}m{text}\033[0m" if colour else text
