@@ -16,8 +16,9 @@ if TYPE_CHECKING:
         PromptTooLongError,
         RequestFailedError,
     )
+    from foreword.core.explanation import CacheExplanation, PromptPiece
     from foreword.core.message import AssistantMessage, MessageDelta, ToolCall, ToolCallDelta
-    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, PrefixReport, RequestOutput, Usage
+    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
     from foreword.core.sampling import SamplingParams
     from foreword.core.structured import StructuredParams
     from foreword.engine.engine import Engine
@@ -34,6 +35,8 @@ _HOMES = {
     "ModelLoadError": "core.errors",
     "PromptTooLongError": "core.errors",
     "RequestFailedError": "core.errors",
+    "CacheExplanation": "core.explanation",
+    "PromptPiece": "core.explanation",
     "AssistantMessage": "core.message",
     "MessageDelta": "core.message",
     "ToolCall": "core.message",
@@ -41,7 +44,6 @@ _HOMES = {
     "CompletionOutput": "core.outputs",
     "EngineStats": "core.outputs",
     "OutputChunk": "core.outputs",
-    "PrefixReport": "core.outputs",
     "RequestOutput": "core.outputs",
     "Usage": "core.outputs",
     "SamplingParams": "core.sampling",
@@ -55,6 +57,7 @@ _HOMES = {
 
 __all__ = [
     "AssistantMessage",
+    "CacheExplanation",
     "Candidate",
     "CompletionOutput",
     "Engine",
@@ -66,7 +69,7 @@ __all__ = [
     "MessageDelta",
     "ModelLoadError",
     "OutputChunk",
-    "PrefixReport",
+    "PromptPiece",
     "PromptTooLongError",
     "RequestFailedError",
     "RequestOutput",

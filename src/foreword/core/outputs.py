@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from foreword.core.errors import RequestFailedError
+from foreword.core.explanation import CacheExplanation
 from foreword.core.message import AssistantMessage, MessageDelta
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenLogprobs = dict[int, float]
 """Natural-log probabilities by token id."""
+
+
+class Explained(Protocol):
+    """Something that knows why a prompt's match with the cache stopped."""
+
+    @property
+    def value(self) -> CacheExplanation: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class RequestOutput:
 
     Attributes:
         prompt_logprobs: per prompt token, the log-probabilities asked for; the first entry is None.
+        explained: gives ``prefix``.
     """
 
     request_id: str
@@ -87,6 +96,15 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     usage: Usage
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    explained: Explained | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def prefix(self) -> CacheExplanation | None:
+        """How much of the prompt was cached, and where and why the match stopped; worked out when it is first read.
+
+        None if the request never ran, or on an engine without prefix caching.
+        """
+        return self.explained.value if self.explained else None
 
     @property
     def text(self) -> str:
@@ -147,29 +165,6 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixReport:
-    """How much of a prompt is cached, and why no more.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt.
-        cached_tokens: leading tokens whose KV is cached; at least one is computed all the same.
-        reason: "complete": all is cached; "diverged": something else is cached from there on; "new": nothing is.
-        offset: where in the prompt's text the cached part ends, in characters.
-        text: the prompt's text from there on, its beginning.
-        cached_text: what is cached instead, its beginning; "" unless it diverged.
-        message: which of the messages holds that place, from 0; None for a plain prompt, and outside of them.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    reason: Literal["complete", "diverged", "new"]
-    offset: int
-    text: str
-    cached_text: str
-    message: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of an engine. Blocks obey ``free + held + cached == total``.
 
@@ -186,6 +181,7 @@ class EngineStats:
         tokens_generated: tokens sampled.
         preemptions: how often a sequence lost its blocks.
         steps: forward passes.
+        prefill_tokens_per_s: speed of prefill, over the last steps that computed little else; None before the first.
         kv_tiles_used: tiles of 128 positions of a KV head that attention put against queries, each sequence counted.
         kv_tiles_read: tiles that were brought in for that; fewer where sequences shared a beginning. Both are 0 with
             kernels that do not share.
@@ -204,6 +200,7 @@ class EngineStats:
     preemptions: int = 0
     evictions: int = 0
     steps: int = 0
+    prefill_tokens_per_s: float | None = None
     kv_tiles_used: int = 0
     kv_tiles_read: int = 0
 

@@ -16,6 +16,7 @@ class Request:
         namespace: the cache namespace whose entries it may reuse.
         arrival_s: submission time on the monotonic clock.
         max_tokens: tokens to generate at most: ``params.max_tokens``, or less where the context ends.
+        source: what the prompt was rendered from, for explanations; None for a plain prompt.
         seed: what its random choices derive from: ``params.seed``, or drawn by the engine.
     """
 
@@ -27,3 +28,4 @@ class Request:
     arrival_s: float
     max_tokens: int
     seed: int
+    source: object = None

@@ -15,10 +15,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from foreword.core.errors import EngineClosedError, PromptTooLongError
-from foreword.core.outputs import OutputChunk, PrefixReport, RequestOutput
+from foreword.core.explanation import CacheExplanation
+from foreword.core.outputs import OutputChunk, RequestOutput
 from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
 from foreword.core.validation import reject
+from foreword.engine.explain import explain
 from foreword.engine.loop import AsyncChannel, EngineLoop, SyncChannel
 from foreword.engine.request_state import RequestState, Sink
 from foreword.kv.namespace import Namespace
@@ -26,7 +28,6 @@ from foreword.text.conversation import ChatOptions, Conversations, Rendered
 from foreword.text.grammar import GrammarCompiler, GrammarState
 from foreword.text.tokenizer import Tokenizer
 
-_SHOWN = 16  # tokens of a text in a report
 Prompt = str | list[int]
 Messages = list[dict[str, Any]]
 
@@ -166,25 +167,12 @@ class EngineClient:
         self._loop.check_usable()
         return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
-    def explain(self, prepared: Prepared) -> PrefixReport:
+    def explain(self, prepared: Prepared) -> CacheExplanation:
         """How much of a prompt is cached, and why no more."""
-        ids, salt = prepared.prompt_token_ids, prepared.params.cache_salt or ""
-        cache = self._loop.core.scheduler.cache
-        stop = self._loop.call(lambda: cache.explain(self._namespace_key(salt), ids, _SHOWN))
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        before = self.tokenizer.decode(ids[: stop.num_tokens], skip_special_tokens=False)
-        # the last token may end inside a character
-        offset = next((at for at, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
-        is_complete = stop.num_tokens == len(ids)
-        return PrefixReport(
-            prompt_tokens=len(ids),
-            cached_tokens=stop.num_tokens,
-            reason="complete" if is_complete else "diverged" if stop.instead else "new",
-            offset=offset,
-            text=self.tokenizer.decode(ids[stop.num_tokens :][:_SHOWN], skip_special_tokens=False),
-            cached_text="" if is_complete else self.tokenizer.decode(stop.instead, skip_special_tokens=False),
-            message=prepared.chat.owner(offset) if prepared.chat and not is_complete else None,
-        )
+        ids, namespace = prepared.prompt_token_ids, self._namespace_key(prepared.params.cache_salt or "")
+        core = self._loop.core
+        evidence, speed = self._loop.call(lambda: (core.scheduler.cache.explain(namespace, ids), core.prefill_speed))
+        return explain(ids, prepared.chat, evidence, self.tokenizer, speed)
 
     # -- submit ------------------------------------------------------------------------------------------------
 
@@ -211,6 +199,7 @@ class EngineClient:
             arrival_s=time.monotonic(),
             max_tokens=prepared.max_tokens,
             seed=random.Random(f"{self._seed}/{number}").getrandbits(63) if params.seed is None else params.seed,
+            source=prepared.chat,
         )
 
     def cancel(self, requests: list[Request]) -> None:

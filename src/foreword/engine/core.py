@@ -9,10 +9,13 @@ from foreword.core.errors import RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.request_state import Completion, RequestState
 from foreword.runtime.runner import ModelRunner, Sample
-from foreword.scheduling.scheduler import Scheduler
+from foreword.scheduling.scheduler import Scheduler, StepPlan
 from foreword.scheduling.sequence import Sequence
 
 logger = logging.getLogger("foreword")
+
+_MEASURED_TOKENS = 64
+"""Steps of fewer tokens do not show how fast prompts are computed."""
 
 
 class EngineCore:
@@ -23,6 +26,7 @@ class EngineCore:
         self.runner = runner
         self._requests: dict[str, RequestState] = {}
         self._tokens_generated = 0
+        self.prefill_speed: float | None = None  # tokens per second, of the last large steps
 
     def enter_thread(self) -> None:
         """Called first on the thread that calls everything else."""
@@ -64,7 +68,7 @@ class EngineCore:
 
     def step(self) -> None:
         """One forward pass and everything that follows from it. A failure ends the requests of this step only."""
-        plan = self.scheduler.schedule(time.monotonic())
+        plan = self.scheduler.schedule(started := time.monotonic())
         try:
             samples = self.runner.execute(plan)
         except Exception as error:
@@ -72,6 +76,7 @@ class EngineCore:
             for sequence in self.scheduler.fail(plan):
                 self._fail(sequence, error)
             return
+        self._measure(plan, time.monotonic() - started)
         self.scheduler.advance(plan)
         for sample in samples:  # all forks first: a completion that ends at once takes the prompt's blocks along
             self._fork(sample)
@@ -94,6 +99,7 @@ class EngineCore:
             preemptions=scheduler.stats.preemptions,
             evictions=scheduler.cache.evictions,
             steps=self.runner.num_steps,
+            prefill_tokens_per_s=self.prefill_speed,
             kv_tiles_used=self.runner.ops.tiles_used,
             kv_tiles_read=self.runner.ops.tiles_read,
         )
@@ -104,6 +110,13 @@ class EngineCore:
         sequences = self.scheduler.running + self.scheduler.waiting
         live = [c.sequence for state in self._requests.values() for c in state.live if c.sequence is not None]
         assert {id(s) for s in sequences} == {id(s) for s in live}, "sequences and requests disagree"
+
+    def _measure(self, plan: StepPlan, seconds: float) -> None:
+        """Follow the speed of prefill, by steps that are large enough to show it."""
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        if tokens >= _MEASURED_TOKENS and seconds > 0:
+            known = self.prefill_speed
+            self.prefill_speed = tokens / seconds if known is None else 0.8 * known + 0.2 * tokens / seconds
 
     def _fork(self, sample: Sample) -> None:
         """The first samples behind an ``n > 1`` prompt give each further completion a sequence of its own."""
@@ -148,6 +161,7 @@ class EngineCore:
         """Pass output on. A consumer that raises has lost its request, nobody else's."""
         if not state.live:
             self._requests.pop(state.request.request_id, None)
+            state.prefill_speed = self.prefill_speed
         tokens = [sample.token_id] if sample else []
         logprobs = [sample.logprobs] if sample and sample.logprobs is not None else None
         try:

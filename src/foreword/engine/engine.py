@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from foreword.core.config import EngineConfig
-from foreword.core.outputs import EngineStats, OutputChunk, PrefixReport, RequestOutput
+from foreword.core.explanation import CacheExplanation
+from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
 from foreword.engine.build import build
@@ -254,7 +255,7 @@ class Engine:
         params = chat.constrain(SamplingParams.build(**sampling))
         return len(self._client.conversations.render(prompt, chat, params).token_ids)
 
-    def explain(self, prompt: Prompt | Messages, tools: Tools = None, **options: Any) -> PrefixReport:
+    def explain(self, prompt: Prompt | Messages, tools: Tools = None, **options: Any) -> CacheExplanation:
         """How much of a prompt or conversation is cached, and where and why the match ends. Computes nothing.
 
         It finds what keeps a prompt from being reused: a date or a name near the head, a tool list that changes.

@@ -17,6 +17,7 @@ from foreword.core.outputs import (
     Usage,
 )
 from foreword.core.request import Request
+from foreword.engine.explain import LazyExplanation
 from foreword.scheduling.sequence import Sequence
 from foreword.text.conversation import Rendered
 from foreword.text.detokenizer import IncrementalDetokenizer
@@ -134,8 +135,10 @@ class RequestState:
     ) -> None:
         self.request = request
         self.constraint = constraint
+        self.prefill_speed: float | None = None  # tokens per second, as measured when it ended
         self.completions = [Completion(index, request, tokenizer, chat) for index in range(request.params.n)]
         self._chat = chat
+        self._tokenizer = tokenizer
         self.first_token_s: float | None = None
         self._sink = sink
         self._stream = stream
@@ -188,6 +191,15 @@ class RequestState:
             [completion.output() for completion in self.completions],
             self._usage(),
             prompt_logprobs,
+            self._explained(),
+        )
+
+    def _explained(self) -> LazyExplanation | None:
+        request, first = self.request, self.completions[0].sequence
+        if first is None or first.evidence is None:
+            return None
+        return LazyExplanation(
+            request.prompt_token_ids, request.source, first.evidence, self._tokenizer, self.prefill_speed
         )
 
     def _usage(self) -> Usage:

@@ -10,8 +10,12 @@ from typing import NamedTuple
 
 from foreword.kv.blocks import BlockAllocator
 from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segmented_lru
-from foreword.kv.explain import Stop, find_stop
+from foreword.kv.explain import Evidence, Stop, find_stop
+from foreword.kv.prompt_log import PromptLog
 from foreword.kv.tree import Node, PrefixMatch, PrefixTree
+
+_SHOWN = 512
+"""Tokens behind the end of a match that an explanation looks at."""
 
 
 class BlockCopy(NamedTuple):
@@ -76,6 +80,7 @@ class KVCacheManager:
         self.enabled = enable_prefix_caching
         self.allocator = BlockAllocator(num_blocks)
         self.evictions = 0
+        self.log = PromptLog()
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
         self._queue: EvictionQueue[Node] = EvictionQueue()
@@ -95,10 +100,13 @@ class KVCacheManager:
         tree = self._tree(namespace)
         return tree.match(tokens, limit if self.enabled else 0)
 
-    def explain(self, namespace: bytes, tokens: list[int], count: int) -> Stop:
-        """Where the match of ``tokens`` ends, and up to ``count`` tokens cached behind. Changes nothing."""
+    def explain(self, namespace: bytes, tokens: list[int]) -> Evidence:
+        """Where the match of ``tokens`` ends, and what may tell why. Changes nothing."""
         tree = self._trees.get(namespace)
-        return Stop(0, []) if tree is None else find_stop(tree, tokens, count)
+        stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
+        if stop.num_tokens == len(tokens):
+            return Evidence(stop, [], None)
+        return Evidence(stop, self.log.near(namespace, tokens), self.log.elsewhere(namespace, tokens))
 
     def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
         """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from foreword.kv.prompt_log import Neighbour
 from foreword.kv.tree import Node, PrefixTree
 
 
@@ -19,6 +20,20 @@ class Stop(NamedTuple):
     instead: list[int]
 
 
+class Evidence(NamedTuple):
+    """What was known of a prompt when it was looked up; why it matched no further can be told from it at any time.
+
+    Attributes:
+        stop: where the match ended.
+        near: prompts of the same namespace that ran lately and begin alike.
+        elsewhere: the prompt of another namespace that begins most alike.
+    """
+
+    stop: Stop
+    near: list[Neighbour]
+    elsewhere: Neighbour | None
+
+
 def find_stop(tree: PrefixTree, tokens: list[int], count: int) -> Stop:
     """The end of the match of ``tokens``, and up to ``count`` tokens that are cached behind it. Changes nothing."""
     match = tree.match(tokens, len(tokens))
@@ -28,11 +43,11 @@ def find_stop(tree: PrefixTree, tokens: list[int], count: int) -> Stop:
         if child is None:
             return Stop(position, [])
         node = child
-    instead = node.tokens[position - node.start :]
+    instead = node.tokens[position - node.start :][:count]
     while len(instead) < count and (child := _latest(node)) is not None:
         node = child
-        instead = instead + node.tokens
-    return Stop(position, instead[:count])
+        instead = instead + node.tokens[: count - len(instead)]
+    return Stop(position, instead)
 
 
 def _latest(node: Node) -> Node | None:

@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
+Items = list[int] | tuple[int, ...] | bytes | str
+
 
 class Node:
     """``tokens[i * block_size : (i + 1) * block_size]`` have their KV in ``blocks[i]``."""
@@ -216,9 +218,7 @@ def _holder_before(node: Node, position: int) -> Node:
     return node
 
 
-def common_prefix_length(
-    a: list[int] | tuple[int, ...], a_start: int, b: list[int] | tuple[int, ...], b_start: int, limit: int
-) -> int:
+def common_prefix_length(a: Items, a_start: int, b: Items, b_start: int, limit: int) -> int:
     """How many items of ``a[a_start:]`` and ``b[b_start:]`` agree from the start, at most ``limit``."""
     low, high = 0, max(0, min(len(a) - a_start, len(b) - b_start, limit))
     if a[a_start : a_start + high] == b[b_start : b_start + high]:  # slices compare at C speed

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from foreword.kv.cache import BlockCopy, KVCacheManager
+from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.tree import PrefixMatch, common_prefix_length
 from foreword.scheduling.policy import Candidate, SchedulingPolicy
 from foreword.scheduling.sequence import Sequence, Status
@@ -154,6 +155,8 @@ class Scheduler:
         assert sequence.blocks is not None
         if keep:
             self.cache.release(sequence.blocks, sequence.token_ids, sequence.num_computed)
+            if sequence.logged is not None:
+                self.cache.log.complete(sequence.logged, sequence.token_ids, sequence.num_computed)
         else:
             self.cache.discard(sequence.blocks)
         sequence.blocks = None
@@ -275,6 +278,8 @@ class Scheduler:
             match = match.whole_blocks(self.cache.block_size)  # the copy's source would be one block too many
             if not self.cache.can_allocate(match, total, self.watermark):
                 return False
+        if sequence.cached_tokens is None:
+            self._log(sequence)
         sequence.blocks = self.cache.allocate(sequence.request.namespace, match, total, sequence.request.max_tokens)
         sequence.num_computed = match.num_tokens
         sequence.status = Status.RUNNING
@@ -286,6 +291,15 @@ class Scheduler:
             self.stats.prompt_tokens += sequence.num_prompt
             self.stats.tokens_reused += sequence.cached_tokens
         return True
+
+    def _log(self, sequence: Sequence) -> None:
+        """Note what the cache knows of the prompt, before it changes, and the prompt for those to come."""
+        request, cache = sequence.request, self.cache
+        if not cache.enabled:
+            return
+        sequence.evidence = cache.explain(request.namespace, sequence.token_ids)
+        sequence.logged = LoggedPrompt(request.request_id, request.namespace, sequence.token_ids, request.source)
+        cache.log.add(sequence.logged)
 
     def _count_overtakes(self, admitted: list[Sequence], served: set[Sequence]) -> None:
         """Whoever gets no prefill while later requests are admitted has been overtaken by each of them."""

@@ -8,6 +8,8 @@ from foreword.core.constraint import Constraint
 from foreword.core.outputs import TokenLogprobs
 from foreword.core.request import Request
 from foreword.kv.cache import BlockTable
+from foreword.kv.explain import Evidence
+from foreword.kv.prompt_log import LoggedPrompt
 
 
 class Status(Enum):
@@ -26,14 +28,16 @@ class Sequence:
         num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
         overtaken: how many later requests were admitted while it got no prefill.
         cached_tokens: prompt tokens that were reused when it was first admitted; None before.
+        evidence: what the cache knew of the prompt when it was first admitted; None before.
+        logged: its entry in the log of prompts.
         constraint: what the output must look like; None leaves it open. Where a prompt's first sample is taken for
             several completions, all of them begin with it.
         prompt_logprobs: one entry per prompt token but the first, as far as computed; shared by the completions.
     """
 
     __slots__ = (
-        "blocks", "cached_tokens", "constraint", "first_scheduled_s", "index", "num_computed", "num_preemptions",
-        "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request", "status", "token_ids",
+        "blocks", "cached_tokens", "constraint", "evidence", "first_scheduled_s", "index", "logged", "num_computed",
+        "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int = 0, constraint: Constraint | None = None) -> None:
@@ -47,6 +51,8 @@ class Sequence:
         self.num_preemptions = 0
         self.overtaken = 0
         self.cached_tokens: int | None = None
+        self.evidence: Evidence | None = None
+        self.logged: LoggedPrompt | None = None
         self.first_scheduled_s: float | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.blocks: BlockTable | None = None

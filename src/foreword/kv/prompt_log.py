@@ -1,0 +1,147 @@
+"""The prompts that ran lately, so that a new one can be compared with those it nearly was.
+
+The tree knows what is cached; the log also knows what was, and in which namespace. Prompts are kept sorted by their
+tokens: the ones that share the longest beginning with a new prompt stand next to where it would be put.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from foreword.kv.tree import common_prefix_length
+
+_MAX_TOKENS = 1_000_000
+_NEIGHBOURS = 6  # looked at on either side
+_LATEST = 4  # looked at besides them
+
+
+class LoggedPrompt:
+    """A prompt that was admitted, and what was generated behind it once that is known.
+
+    Attributes:
+        key: its token ids, four bytes each, so that keys are compared at C speed and sort in one order.
+        num_prompt: how many of the tokens are the prompt's.
+        num_computed: leading tokens whose KV was computed, and so was cached then.
+        source: what the prompt was rendered from; None for a plain one.
+    """
+
+    __slots__ = ("request_id", "namespace", "key", "num_prompt", "num_computed", "source")
+
+    def __init__(self, request_id: str, namespace: bytes, token_ids: Sequence[int], source: object) -> None:
+        self.request_id = request_id
+        self.namespace = namespace
+        self.key = _key(token_ids)
+        self.num_prompt = len(token_ids)
+        self.num_computed = 0
+        self.source = source
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids = array("I", self.key)
+        ids.byteswap()
+        return ids.tolist()
+
+
+class Neighbour(NamedTuple):
+    """A logged prompt and how many leading tokens it shares with the one that was looked up."""
+
+    prompt: LoggedPrompt
+    num_common: int
+
+
+class PromptLog:
+    """A bounded log; the oldest prompts go first.
+
+    Args:
+        max_tokens: of all prompts together, at four bytes each and what they were rendered from.
+    """
+
+    def __init__(self, max_tokens: int = _MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._by_age: deque[LoggedPrompt] = deque()
+        self._sorted: list[LoggedPrompt] = []
+        self._of_namespace: dict[bytes, list[LoggedPrompt]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def add(self, prompt: LoggedPrompt) -> None:
+        self._by_age.append(prompt)
+        self._put(prompt)
+        while self._num_tokens > self._max_tokens and len(self._by_age) > 1:
+            self._take(self._by_age.popleft())
+
+    def complete(self, prompt: LoggedPrompt, token_ids: Sequence[int], num_computed: int) -> None:
+        """The prompt was computed, and is now followed by what was generated."""
+        prompt.num_computed = max(prompt.num_computed, num_computed)
+        if _find(self._sorted, prompt) is None:  # too old by now
+            return
+        self._take(prompt)
+        prompt.key = _key(token_ids)
+        self._put(prompt)
+
+    def near(self, namespace: bytes, token_ids: Sequence[int]) -> list[Neighbour]:
+        """Prompts of the namespace that begin alike, and the latest ones."""
+        prompts, key = self._of_namespace.get(namespace, []), _key(token_ids)
+        latest = [prompt for prompt in islice(reversed(self._by_age), 4 * _LATEST) if prompt.namespace == namespace]
+        found = {id(prompt): prompt for prompt in _neighbours(prompts, key) + latest[:_LATEST]}
+        return [Neighbour(prompt, _common(prompt.key, key)) for prompt in found.values()]
+
+    def elsewhere(self, namespace: bytes, token_ids: Sequence[int]) -> Neighbour | None:
+        """The prompt of another namespace that begins most alike."""
+        key = _key(token_ids)
+        found = [
+            Neighbour(prompt, min(_common(prompt.key, key), prompt.num_computed))
+            for prompt in _neighbours(self._sorted, key)
+            if prompt.namespace != namespace
+        ]
+        return max(found, key=lambda neighbour: neighbour.num_common, default=None)
+
+    def _put(self, prompt: LoggedPrompt) -> None:
+        insort(self._sorted, prompt, key=_key_of)
+        insort(self._of_namespace.setdefault(prompt.namespace, []), prompt, key=_key_of)
+        self._num_tokens += len(prompt.key) // 4
+
+    def _take(self, prompt: LoggedPrompt) -> None:
+        mates = self._of_namespace[prompt.namespace]
+        for prompts in (self._sorted, mates):
+            index = _find(prompts, prompt)
+            assert index is not None, "a logged prompt is out of order"
+            del prompts[index]
+        if not mates:
+            del self._of_namespace[prompt.namespace]
+        self._num_tokens -= len(prompt.key) // 4
+
+
+def _key(token_ids: Sequence[int]) -> bytes:
+    ids = array("I", token_ids)
+    ids.byteswap()  # big-endian on the machines there are; elsewhere another order, as good as this one
+    return ids.tobytes()
+
+
+def _key_of(prompt: LoggedPrompt) -> bytes:
+    return prompt.key
+
+
+def _common(a: bytes, b: bytes) -> int:
+    return common_prefix_length(a, 0, b, 0, len(b)) // 4
+
+
+def _neighbours(prompts: list[LoggedPrompt], key: bytes) -> list[LoggedPrompt]:
+    index = bisect_left(prompts, key, key=_key_of)
+    return prompts[max(0, index - _NEIGHBOURS) : index + _NEIGHBOURS]
+
+
+def _find(prompts: list[LoggedPrompt], prompt: LoggedPrompt) -> int | None:
+    index = bisect_left(prompts, prompt.key, key=_key_of)
+    while index < len(prompts) and prompts[index].key == prompt.key:
+        if prompts[index] is prompt:
+            return index
+        index += 1
+    return None
