@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foreword.core.explanation import CacheExplanation, PromptPiece
     from foreword.core.message import AssistantMessage, MessageDelta, ToolCall, ToolCallDelta
     from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
+    from foreword.core.report import CacheReport, DivergencePoint, PrefixSaving
     from foreword.core.sampling import SamplingParams
     from foreword.core.structured import StructuredParams
     from foreword.engine.engine import Engine
@@ -46,6 +47,9 @@ _HOMES = {
     "OutputChunk": "core.outputs",
     "RequestOutput": "core.outputs",
     "Usage": "core.outputs",
+    "CacheReport": "core.report",
+    "DivergencePoint": "core.report",
+    "PrefixSaving": "core.report",
     "SamplingParams": "core.sampling",
     "StructuredParams": "core.structured",
     "Engine": "engine.engine",
@@ -58,8 +62,10 @@ _HOMES = {
 __all__ = [
     "AssistantMessage",
     "CacheExplanation",
+    "CacheReport",
     "Candidate",
     "CompletionOutput",
+    "DivergencePoint",
     "Engine",
     "EngineClosedError",
     "EngineConfig",
@@ -69,6 +75,7 @@ __all__ = [
     "MessageDelta",
     "ModelLoadError",
     "OutputChunk",
+    "PrefixSaving",
     "PromptPiece",
     "PromptTooLongError",
     "RequestFailedError",

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from foreword.core.explanation import CacheExplanation
+    from foreword.core.report import CacheReport
+
+_ROWS = 8  # of each table of a report
 
 _REASONS = {
     "complete": "all of it is cached",
@@ -50,6 +53,26 @@ def render(explanation: CacheExplanation, *, colour: bool | None = None) -> str:
     if explanation.lost_tokens:
         seconds = "" if explanation.lost_seconds is None else f", {explanation.lost_seconds:.3g} s"
         lines.append(f"  lost     {explanation.lost_tokens:,} tokens computed again{seconds}")
+    return "\n".join(lines)
+
+
+def render_report(report: CacheReport) -> str:
+    """Two tables: what was reused, and where matches stopped."""
+    share = f" ({100 * report.reused_tokens / report.prompt_tokens:.0f} %)" if report.prompt_tokens else ""
+    seconds = "" if report.lost_seconds is None else f", {report.lost_seconds:.3g} s"
+    lines = [
+        f"{report.requests:,} requests, {report.prompt_tokens:,} prompt tokens, {report.reused_tokens:,} reused{share}, "
+        f"{report.lost_tokens:,} lost{seconds}",
+        "",
+        f"{'tokens saved':>12}  {'requests':>8}  what was reused",
+    ]
+    for saving in report.prefixes[:_ROWS]:
+        lines.append(f"{saving.tokens_saved:>12,}  {saving.requests:>8,}  {saving.piece}: {_head(saving.text)}")
+    lines += ["", f"{'tokens lost':>12}  {'requests':>8}  where it stopped"]
+    for point in report.divergences[:_ROWS]:
+        why = point.cause or point.reason
+        place = f"token {point.position:,}, {point.piece}: {_tail(point.before_text)}"
+        lines.append(f"{point.tokens_lost:>12,}  {point.requests:>8,}  {why} at {place}{_head(point.actual_text, 24)}")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ import time
 
 from foreword.core.errors import RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
+from foreword.engine.report import Explanations
 from foreword.engine.request_state import Completion, RequestState
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.scheduler import Scheduler, StepPlan
@@ -26,6 +27,7 @@ class EngineCore:
         self.runner = runner
         self._requests: dict[str, RequestState] = {}
         self._tokens_generated = 0
+        self.explanations = Explanations()
         self.prefill_speed: float | None = None  # tokens per second, of the last large steps
 
     def enter_thread(self) -> None:
@@ -162,6 +164,8 @@ class EngineCore:
         if not state.live:
             self._requests.pop(state.request.request_id, None)
             state.prefill_speed = self.prefill_speed
+            if (explained := state.explained()) is not None:
+                self.explanations.add(explained)
         tokens = [sample.token_id] if sample else []
         logprobs = [sample.logprobs] if sample and sample.logprobs is not None else None
         try:

@@ -10,12 +10,14 @@ from typing import Any, overload
 
 from foreword.core.config import EngineConfig
 from foreword.core.explanation import CacheExplanation
+from foreword.core.report import CacheReport
 from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
 from foreword.engine.build import build
 from foreword.engine.client import EngineClient, Messages, Prepared, Prompt
 from foreword.engine.loop import EngineLoop
+from foreword.engine.report import report
 from foreword.scheduling.policy import SchedulingPolicy
 from foreword.text.conversation import ChatOptions
 
@@ -256,16 +258,20 @@ class Engine:
         return len(self._client.conversations.render(prompt, chat, params).token_ids)
 
     def explain(self, prompt: Prompt | Messages, tools: Tools = None, **options: Any) -> CacheExplanation:
-        """How much of a prompt or conversation is cached, and where and why the match ends. Computes nothing.
+        """How much of a prompt or conversation is cached, and where and why the match ends. Runs no model.
 
         It finds what keeps a prompt from being reused: a date or a name near the head, a tool list that changes.
-        ``options`` are those of :meth:`chat`.
+        ``options`` are those of :meth:`chat`. Every output has the same of its own prompt, as ``output.prefix``.
         """
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
             [prepared] = self._prepare_chats(prompt, None, tools, options)
         else:
             [prepared] = self._prepare([prompt], None, options)  # type: ignore[list-item]
         return self._client.explain(prepared)
+
+    def cache_report(self) -> CacheReport:
+        """Where the tokens of the latest requests went: what was reused, and where the others parted from it."""
+        return report(self._loop.call(lambda: self._loop.core.explanations.snapshot()))
 
     # -- state -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ The engine thread only gathers evidence, in microseconds; texts are compared whe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class LazyExplanation:
     Args:
         token_ids: of the prompt.
         source: what it was rendered from; None for a plain prompt.
+        reused_tokens: tokens that were taken from the cache.
         prefill_speed: tokens per second measured so far; None before any were.
     """
 
@@ -38,14 +40,28 @@ class LazyExplanation:
         source: object,
         evidence: Evidence,
         tokenizer: Tokenizer,
+        *,
+        reused_tokens: int,
         prefill_speed: float | None,
     ) -> None:
+        self.num_tokens = len(token_ids)
+        self.reused_tokens = reused_tokens
         self._known = (token_ids, source, evidence, tokenizer, prefill_speed)
 
     @cached_property
     def value(self) -> CacheExplanation:
         token_ids, source, evidence, tokenizer, speed = self._known
         return explain(token_ids, source, evidence, tokenizer, speed)
+
+    def pieces(self) -> Iterator[tuple[PromptPiece, str, int]]:
+        """The prompt's pieces, their texts, and the token index at which each ends."""
+        token_ids, source, _, tokenizer, _ = self._known
+        prompt = prompt_text(token_ids, source, tokenizer)
+        ends, position = token_ends(token_ids, tokenizer), 0
+        for piece, begin, end in prompt.pieces:
+            while position < len(ends) and ends[position] <= end:
+                position += 1
+            yield piece, prompt.text[begin:end], position
 
     def __reduce__(self) -> Any:
         return _Known, (self.value,)
@@ -174,6 +190,16 @@ def _logged_text(prompt: LoggedPrompt, tokenizer: Tokenizer) -> PromptText:
     return dataclasses.replace(
         text, text=text.text + answer, pieces=(*text.pieces, piece), messages=(*text.messages, said)
     )
+
+
+def token_ends(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """Where each token ends in the text, in characters; one that ends inside a character ends before it."""
+    ends, total = [], 0
+    for token in token_ids:
+        spelled = tokenizer.token_bytes(token, skip_special_tokens=False)
+        total += sum(byte & 0xC0 != 0x80 for byte in spelled)  # the first bytes of characters
+        ends.append(total)
+    return ends
 
 
 def _offset(text: str, before: list[int], tokenizer: Tokenizer) -> int:

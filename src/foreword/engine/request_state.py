@@ -139,6 +139,7 @@ class RequestState:
         self.completions = [Completion(index, request, tokenizer, chat) for index in range(request.params.n)]
         self._chat = chat
         self._tokenizer = tokenizer
+        self._explained: LazyExplanation | None = None
         self.first_token_s: float | None = None
         self._sink = sink
         self._stream = stream
@@ -191,16 +192,22 @@ class RequestState:
             [completion.output() for completion in self.completions],
             self._usage(),
             prompt_logprobs,
-            self._explained(),
+            self.explained(),
         )
 
-    def _explained(self) -> LazyExplanation | None:
+    def explained(self) -> LazyExplanation | None:
+        """Why no more of its prompt was cached; None if it never ran, or nothing is cached at all."""
         request, first = self.request, self.completions[0].sequence
-        if first is None or first.evidence is None:
-            return None
-        return LazyExplanation(
-            request.prompt_token_ids, request.source, first.evidence, self._tokenizer, self.prefill_speed
-        )
+        if self._explained is None and first is not None and first.evidence is not None:
+            self._explained = LazyExplanation(
+                request.prompt_token_ids,
+                request.source,
+                first.evidence,
+                self._tokenizer,
+                reused_tokens=first.cached_tokens or 0,
+                prefill_speed=self.prefill_speed,
+            )
+        return self._explained
 
     def _usage(self) -> Usage:
         arrival = self.request.arrival_s
