@@ -15,18 +15,23 @@ _TAGGED = re.compile(
 _CONTAINERS = (
     re.compile(rf"<(?P<tag>context|retrieved_context|{_THINGS})\b[^<>]*>(?P<body>.*?)</(?P=tag)>", _I | _S),
     # a line about the context, and the context between two rules
-    re.compile(rf"^[^\n]*\b(?:context|information|{_THINGS})\b[^\n]*\n-{{5,}}[ \t]*\n(?P<body>.*?)\n-{{5,}}", _I | _M | _S),
+    re.compile(
+        rf"^[^\n]*\b(?:context|information|{_THINGS})\b[^\n]*\n-{{5,}}[ \t]*\n(?P<body>.*?)\n-{{5,}}", _I | _M | _S
+    ),
     # "Context:", "Relevant documents:", and the context up to the question
     re.compile(
-        rf"^(?:[#*]+ ?)?(?:\w+ ){{0,5}}(?:context|{_THINGS})(?: \w+){{0,5}}:\**[ \t]*(?:\n|(?=\S))(?P<body>.+)", _I | _M | _S
+        rf"^(?:[#*]+ ?)?(?:\w+ ){{0,5}}(?:context|{_THINGS})(?: [^\W\d]\w*){{0,5}}:\**[ \t]*(?:\n|(?=\S))(?P<body>.+)",
+        _I | _M | _S,
     ),
     # instructions that speak of the context that follows them, then the context up to the question
     re.compile(
-        rf"\bfollowing\b[^\n]{{0,40}}\b(?:context|{_THINGS})\b[^\n]*\n(?:[^\n]+\n)*?(?:-{{5,}}\n|\n+)(?P<body>.+)", _I | _S
+        rf"\bfollowing\b[^\n]{{0,40}}\b(?:context|{_THINGS})\b[^\n]*\n(?:[^\n]+\n)*?(?:-{{5,}}\n|\n+)(?P<body>.+)",
+        _I | _S,
     ),
 )
 _QUESTION = re.compile(
-    r"^(?:[#*]+ ?)?(?:\w+[ -]){0,2}(?:question|query|answer|instructions?|task|request|frage|pregunta)\b[^\n:]{0,24}:|^-{5,}",
+    r"^(?:[#*]+ ?)?(?:\w+[ -]){0,2}(?:question|query|answer|instructions?|task|request|frage|pregunta)\b[^\n:]{0,24}:"
+    r"|^-{5,}",
     _I | _M,
 )
 _HEAD = re.compile(

@@ -6,10 +6,11 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from foreword.core.explanation import PromptPiece
+from foreword.core.explanation import PieceKind, PromptPiece
 from foreword.text.chat import Message
 from foreword.text.conversation import Rendered
 from foreword.text.passages import Span, part_spans, passages
@@ -47,12 +48,14 @@ class PromptText:
         pieces: in the order of the text, which they cover without a gap.
         messages: of the conversation, as given, with content as text; empty for a text prompt.
         tools: the definitions, in the order given.
+        contents: where the contents of messages stand, by their index.
     """
 
     text: str
     pieces: tuple[Piece, ...]
     messages: tuple[Message, ...] = ()
     tools: tuple[_Tool, ...] = ()
+    contents: Mapping[int, Span] = field(default_factory=dict)
 
     def at(self, offset: int) -> Piece:
         """The piece that holds the character at ``offset``; behind the end, the last piece."""
@@ -63,22 +66,16 @@ class PromptText:
         """What holds the character at ``offset``; behind the end, what holds the last."""
         return self.at(offset).piece
 
-    def message_span(self, offset: int) -> Span:
-        """The text around ``offset`` that belongs to one message, its passages included, or to one piece else."""
+    def whole(self, offset: int) -> Span:
+        """What belongs together around ``offset``: a message's content, or else all of the message; or one piece."""
         here = self.at(offset)
-        place = self.pieces.index(here)
-
-        def belongs(piece: Piece) -> bool:
-            return piece == here or (
-                here.piece.role is not None and piece.piece.index == here.piece.index and piece.piece.role is not None
-            )
-
-        first = last = place
-        while first and belongs(self.pieces[first - 1]):
-            first -= 1
-        while last + 1 < len(self.pieces) and belongs(self.pieces[last + 1]):
-            last += 1
-        return self.pieces[first].start, self.pieces[last].end
+        if here.piece.role is None or here.piece.index is None:
+            return here.start, here.end
+        content = self.contents.get(here.piece.index)
+        if content and content[0] <= offset <= content[1]:
+            return content
+        own = [piece for piece in self.pieces if piece.piece.index == here.piece.index and piece.piece.role]
+        return own[0].start, own[-1].end
 
 
 def plain(text: str) -> PromptText:
@@ -103,7 +100,7 @@ def locate(rendered: Rendered, given: Sequence[Message] | None = None) -> Prompt
     pieces = [*pieces, Piece(PromptPiece("generation"), end, len(text))]
     pieces = _overlay(pieces, _tool_pieces(rendered, contents, pieces))
     pieces = _overlay(pieces, _documents(rendered, contents, given))
-    return PromptText(text, tuple(pieces), tuple(rendered.messages), tuple(rendered.options.tools or ()))
+    return PromptText(text, tuple(pieces), tuple(rendered.messages), tuple(rendered.options.tools or ()), contents)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------
@@ -157,7 +154,7 @@ def _end_of(rendered: Rendered, count: int, low: int) -> int:
     """Where the first ``count`` messages end in the text, at or behind ``low``, where the last one's content ends.
 
     It is where their own rendering stops being a prefix of the text, or if it is none (tools that move to the last
-    message, thoughts that are left out), where what it has behind the text around ``low`` does. Without either: ``low``.
+    message, thoughts that are left out), where what it has behind the text around ``low`` does. Else it is ``low``.
     """
     text = rendered.text
     try:
@@ -204,7 +201,7 @@ def _message_pieces(rendered: Rendered, contents: Mapping[int, Span], end: int) 
                     closings[pair] = text[low:border]
                 if following in contents:
                     openings[pair] = text[border:high]
-        kind = "system" if index < leading else "message"
+        kind: PieceKind = "system" if index < leading else "message"
         pieces.append(Piece(PromptPiece(kind, index, messages[index]["role"]), start, border))
         start = border
     return pieces
@@ -241,13 +238,13 @@ def _head(rendered: Rendered, contents: Mapping[int, Span]) -> int:
 
 def _tool_pieces(rendered: Rendered, contents: Mapping[int, Span], pieces: Iterable[Piece]) -> list[Piece]:
     """The definitions, and what the prompt says around them."""
-    tools = list(rendered.options.tools or ())
-    if not tools:
+    given = rendered.options.tools or ()
+    if not given:
         return []
-    order = list(range(len(tools)))
+    order, tools = list(range(len(given))), list(given)
     if rendered.options.canonical_tools:
-        order.sort(key=lambda index: tools[index]["function"]["name"])
-        tools = canonical_tools(tools)
+        order.sort(key=lambda index: str(given[index]["function"]["name"]))
+        tools = [*canonical_tools(given)]
     section = rendered.conversations.template.tool_format.section(tools) or ""
     begin = max(rendered.text.find(section), 0) if section else 0
     spans = _definitions(rendered.text, tools, begin)
@@ -297,7 +294,7 @@ def _by_name(text: str, tools: Sequence[_Tool], begin: int) -> list[Span]:
             return []
         names.append(place.start())
         begin = place.end()
-    intro = min((common_prefix(text[:a][::-1], text[:b][::-1]) for a, b in zip(names, names[1:], strict=False)), default=0)
+    intro = min((common_prefix(text[:a][::-1], text[:b][::-1]) for a, b in pairwise(names)), default=0)
     starts = [name - intro for name in names]
     end = text.find("\n", names[-1])
     return list(zip(starts, [*starts[1:], end if end >= 0 else len(text)], strict=True))

@@ -6,14 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-_WORD = re.compile(r"[A-Za-zÀ-ÿ0-9_]+|[^\sA-Za-zÀ-ÿ0-9_]")
+_WORD = re.compile(r"<\|?\w+\|?>|[A-Za-zÀ-ÿ0-9_]+|[^\sA-Za-zÀ-ÿ0-9_]")
 _RUN = 4  # words in a row that are no coincidence
 _SOUGHT = 24  # words in which two texts must come together again
 _Word = tuple[int, int, str]
 
 
 def words_of(text: str, start: int = 0, end: int | None = None) -> list[_Word]:
-    """Start, end and text of each word and each sign; a sign of a script without spaces is a word."""
+    """Start, end and text of each word and each sign; a sign of a script without spaces is a word, and so is
+    a template's marker."""
     found = _WORD.finditer(text, start, len(text) if end is None else end)
     return [(*match.span(), match[0]) for match in found]
 
@@ -76,7 +77,10 @@ def slot(expected: str, actual: str, at: int) -> tuple[tuple[int, int], tuple[in
             there = total - here
             if there > len(first) or here > len(second):
                 continue
-            tail = ([word for *_, word in first[there : there + _RUN]], [word for *_, word in second[here : here + _RUN]])
+            tail = (
+                [word for *_, word in first[there : there + _RUN]],
+                [word for *_, word in second[here : here + _RUN]],
+            )
             whole = len(tail[0]) == _RUN or (all(ends) and there + len(tail[0]) == len(first))
             if tail[0] == tail[1] and whole:
                 return (begin, _end(first, there, begin)), (begin, _end(second, here, begin))

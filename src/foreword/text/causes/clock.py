@@ -1,5 +1,6 @@
 """Dates, times and spans of time in a text, in the spellings of many places."""
 
+# ruff: noqa: RUF001 - signs of other scripts are what this is about
 from __future__ import annotations
 
 import re
@@ -34,31 +35,46 @@ måndag tisdag onsdag torsdag fredag lördag söndag mandag tirsdag lørdag søn
 星期一 星期二 星期三 星期四 星期五 星期六 星期日 星期天 月曜日 火曜日 水曜日 木曜日 金曜日 土曜日 日曜日
 morning afternoon evening
 """
-_SHORT = """
+_SHORT_NAMES = """
 may march mai mars mayo maj mei marzo marco marca maja lutego august mandag sobota среда мая
 jan feb mar apr jun jul aug sep sept oct nov dec janv févr avr juil déc mär mrz okt dez ene abr ago dic gen mag giu lug
 set ott fev out mrt sty lut kwi cze lip sie wrz paź lis gru янв фев мар апр июн июл авг сен окт ноя дек
 mon tue tues wed thu thur thurs fri sat sun mo di mi do fr sa so lun mer jeu ven sam dim mié jue vie sáb dom
 mar gio sab seg ter qua qui sex ma wo vr za zo man tir ons tor fre lör lør sön søn пн вт ср чт пт сб вс
-""".split()
-_NAMES = frozenset((_MONTHS + _WEEKDAYS).split()) - frozenset(_SHORT)
+"""
+_SHORT = frozenset(_SHORT_NAMES.split())
+_NAMES = frozenset((_MONTHS + _WEEKDAYS).split()) - _SHORT
 _ANY_NAME = "|".join(sorted({*_NAMES, *_SHORT}, key=len, reverse=True))
 
 _TIME = r"\d{1,2}(?::|h)\d\d(?::\d\d(?:[.,]\d{1,9})?)?"
 _ZONE = r"z|utc|gmt|cest|cet|e[sd]t|p[sd]t|c[sd]t|m[sd]t|bst|jst|uhr"
-_TOKEN = rf"""(?:\d{{4}}-?\d\d-?\d\dt\d\d:?\d\d(?::?\d\d(?:[.,]\d+)?)?|{_TIME}|\d+(?:st|nd|rd|th|er|º|ª)?(?!\w)|(?:{_ANY_NAME})(?!\w)\.?|(?:[ap]\.?m\b\.?|(?:{_ZONE})\b)|[+-]\d\d:?\d\d
-    |\d+[年月日時时分秒]|[(（]?[月火水木金土日一二三四五六][)）])"""
-_JOIN = r"(?:,?\ (?:de|del|of|at|um|the|den|der|le|el|à|às|a\ las|kl|klo|o|г|в|om|den)\.?\ |[ ,./\-\u202f\u00a0T|]{0,3})"
+_TOKEN = rf"""(?:
+    \d{{4}}-?\d\d-?\d\dt\d\d:?\d\d(?::?\d\d(?:[.,]\d+)?)?
+    |{_TIME}
+    |\d+(?:st|nd|rd|th|er|º|ª)?(?!\w)
+    |(?:{_ANY_NAME})(?!\w)\.?
+    |(?:[ap]\.?m\b\.?|(?:{_ZONE})\b)
+    |[+-]\d\d:?\d\d
+    |\d+[年月日時时分秒]
+    |[(（]?[月火水木金土日一二三四五六][)）]
+)"""
+_JOIN = (
+    r"(?:,?\ (?:de|del|of|at|um|the|den|der|le|el|à|às|a\ las|kl|klo|o|г|в|om|den)\.?\ "
+    r"|[ ,./\-\u202f\u00a0T|]{0,3})"
+)
 _EXPRESSION = re.compile(rf"(?<![\w.\-$€£#]){_TOKEN}(?:{_JOIN}{_TOKEN})*(?![\w])", re.IGNORECASE | re.VERBOSE)
 
 _UNIT = (
     r"(?:ms|millis\w*|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|weeks?|months?|years?"
     r"|sekunden?|minuten?|stunden?|tage?n?|woche?n?|secondes?|heures?|jours?|segundos?|minutos?|horas?|días?|minuti|ore|giorni)"
 )
-_AMOUNT = rf"(?:\d+(?:[.,:]\d+)*\ ?{_UNIT}\b(?:(?:,|\ and|\ und|\ et)?\ ?\d+(?:[.,:]\d+)*\ ?{_UNIT}?\b)*|\d+:\d\d(?::\d\d)?)"
+_AMOUNT = (
+    rf"(?:\d+(?:[.,:]\d+)*\ ?{_UNIT}\b(?:(?:,|\ and|\ und|\ et)?\ ?\d+(?:[.,:]\d+)*\ ?{_UNIT}?\b)*|\d+:\d\d(?::\d\d)?)"
+)
 _SPAN_OF_TIME = re.compile(
     rf"(?:an?\ {_UNIT}|just\ now|{_AMOUNT})\ ago\b|(?:\bvor|\bil\ y\ a|\bhace|\bhá)\ {_AMOUNT}|{_AMOUNT}\ fa\b"
-    rf"|\b(?:up(?:time)?|elapsed|running|session\ age|age|laufzeit|since\ start|for)\b\W{{1,3}}(?:for\ |since\ )?{_AMOUNT}"
+    rf"|\b(?:up(?:time)?|elapsed|running|session\ age|age|laufzeit|since\ start|for)\b"
+    rf"\W{{1,3}}(?:for\ |since\ )?{_AMOUNT}"
     rf"|{_AMOUNT}\ (?:elapsed|uptime)\b",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -73,7 +89,12 @@ def clock(expected: str, actual: str, at: int) -> tuple[Span, Span] | None:
     for pattern in (_EXPRESSION, _SPAN_OF_TIME):
         if found is None:
             first, second = _covering(pattern, expected, at), _covering(pattern, actual, at)
-            if first and second and max(first[1], second[1]) > at and _same_era(expected[slice(*first)], actual[slice(*second)]):
+            if (
+                first
+                and second
+                and max(first[1], second[1]) > at
+                and _same_era(expected[slice(*first)], actual[slice(*second)])
+            ):
                 found = first, second
     return found
 

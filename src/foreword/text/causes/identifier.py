@@ -33,6 +33,7 @@ _WHO = re.compile(
     r"|team|project|region|city|locale|cwd|path|directory|device)(?:[ _]?name)?[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?$",
     re.IGNORECASE,
 )
+_UNBROKEN = re.compile(r"""[^\s"'`=:()\[\]{},;<>]*$""")
 _SLOT_WORDS, _SLOT_CHARACTERS = 8, 60  # words here are also the signs in a path or an address
 _NEARLY_ALL = 0.8
 
@@ -79,15 +80,16 @@ def _covering(pattern: re.Pattern[str], text: str, at: int) -> Span | None:
 
 
 def _is_name(text: str, start: int, end: int) -> bool:
-    value = text[start:end]
-    before = text[max(start - 40, text.rfind("\n", 0, start) + 1) : start]
-    if _WHO.search(before):
+    line = max(start - _REACH, text.rfind("\n", 0, start) + 1)
+    start -= len(_UNBROKEN.search(text[line:start])[0])  # type: ignore[index]  # it matches nothing at worst
+    value, before = text[start:end], text[line:start]
+    if _WHO.search(before) or value.startswith(("/", "~/")):
         return True
     if not any(char.isupper() or (char.isalpha() and not char.islower()) for char in value):
         return False
-    if not (value[0].isupper() or not value[0].isascii() or value[0] in "\"'/@"):
+    if value[0].islower():
         return False
     if before.rstrip(" \"'`*").endswith((".", "!", "?")) or not before.strip(" \"'`*#-"):  # begins a sentence
         following = words_of(text, end, end + 24)
-        return bool(following) and (following[0][2] in _VERBS or text[end : end + 2] in ("'s", "’s", ", "))
+        return bool(following) and (following[0][2] in _VERBS or text[end : end + 2] in ("'s", "\u2019s", ", "))
     return True
