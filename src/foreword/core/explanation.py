@@ -30,18 +30,18 @@ class PromptPiece(NamedTuple):
             a message; "message": any other message; "generation": what the template puts before the answer;
             "text": a prompt that is no conversation.
         index: in the list of tools for "tools", else in the list of messages, both as given and from 0; None for
-            "text", "generation", and for the template's own words around the tools.
+            "text", "generation", for the template's own words around the tools, and for a system prompt of its own.
         role: of the message; None where there is none.
     """
 
     kind: PieceKind
-    index: int | None = None
+    index: int | None = None  # type: ignore[assignment]  # it hides tuple.index, which nobody asks a piece for
     role: str | None = None
 
     def __str__(self) -> str:
         where = "" if self.index is None else f" {self.index}"
         return {
-            "system": f"the system prompt (message{where})",
+            "system": f"the system prompt (message{where})" if where else "the template's own system prompt",
             "tools": f"tool{where}" if where else "the tools",
             "document": f"a document in message{where}",
             "message": f"message{where} ({self.role})",

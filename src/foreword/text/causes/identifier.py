@@ -1,0 +1,95 @@
+"""Ids, addresses and names: what stands for one request, user or session."""
+
+from __future__ import annotations
+
+import re
+
+from foreword.text.causes.align import similarity, slot, words_of
+from foreword.text.passages import Span
+
+_REACH = 96
+_LABEL = (
+    r"(?:id|ids|uid|guid|uuid|no|nr|number|num|user|customer|client|account|acct|tenant|session|request|req|ticket|case"
+    r"|order|run|thread|trace|span|nonce|seed|key|token|job|build|invoice|conversation|chat|message|correlation|kunde|konto)"
+)
+_PATTERNS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",  # an e-mail address
+        r"(?i)(?<![0-9a-z])[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?![0-9a-z])",
+        r"(?i)(?<![0-9a-z])(?=[0-9a-f]*\d)[0-9a-f]{8,}(?:[-:][0-9a-f]{2,})*(?![0-9a-z])",  # a digest, a trace
+        r"(?<!\w)[0-9A-HJKMNP-TV-Z]{26}(?!\w)",  # a ULID
+        r"(?<![\w-])[A-Za-z][A-Za-z]{1,15}(?:[_-][A-Za-z]+)*[_-](?=[\w-]*\d)[A-Za-z0-9][\w-]{2,}(?!\w)",  # req_8f3a
+        r"(?<!\w)(?=[\w+/-]*\d)(?=[\w+/-]*[a-z])(?=[\w+/-]*[A-Z])[\w+/-]{10,}={0,2}(?!\w)",  # base64 and the like
+        r"(?<![\w.])\d{6,}(?![\w])(?!\.\d)",
+        r"(?<![\w.])(?:[A-Z]{2}\d\d[ -])?\d{3,4}(?:[ -]\d{2,4}){2,}(?!\w)",  # an account or a card, in groups
+        r"\+\d{1,3}(?:[ \-/()]{0,2}\d{2,}){2,}",  # a telephone
+        rf"(?i)(?:\b{_LABEL}\b[\"']?(?:\s(?:is|id|no\.?|nr\.?|number))?\W{{0,4}}|#)(?=[\w-]*\d)[\w-]+(?!\w)",
+    )
+)
+_VERBS = frozenset(("is", "has", "was", "works", "lives", "wants", "asks", "uses", "works", "prefers", "likes", "and"))
+_WHO = re.compile(
+    r"(?:user|name|customer|client|account|tenant|org|organi[sz]ation|company|owner|login|host|player|author|employee"
+    r"|team|project|region|city|locale|cwd|path|directory|device)(?:[ _]?name)?[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?$",
+    re.IGNORECASE,
+)
+_UNBROKEN = re.compile(r"""[^\s"'`=:()\[\]{},;<>]*$""")
+_SLOT_WORDS, _SLOT_CHARACTERS = 8, 60  # words here are also the signs in a path or an address
+_NEARLY_ALL = 0.8
+
+
+def identifier(expected: str, actual: str, at: int) -> tuple[Span, Span] | None:
+    """The ids that cover the first difference ``at`` in both texts; None if it lies in none."""
+    for pattern in _PATTERNS:
+        first, second = _covering(pattern, expected, at), _covering(pattern, actual, at)
+        if first and second and max(first[1], second[1]) > at:
+            return first, second
+    return None
+
+
+def name(expected: str, actual: str, at: int) -> tuple[Span, Span] | None:
+    """A short slot that holds a name or a value: a few words behind which nearly everything is equal.
+
+    A word that is edited is no slot: names begin with a capital inside a sentence, or hold digits, or stand behind a
+    label that tells whose they are.
+    """
+    found = slot(expected, actual, at)
+    if found is None:
+        return None
+    first, second = found
+    for text, (start, end) in ((expected, first), (actual, second)):
+        if not 0 < len(words_of(text, start, end)) <= _SLOT_WORDS or end - start > _SLOT_CHARACTERS:
+            return None
+        if not _is_name(text, start, end):
+            return None
+    rest_expected, rest_actual = expected[first[1] :], actual[second[1] :]
+    if rest_expected != rest_actual:
+        value, other = expected[slice(*first)], actual[slice(*second)]
+        if similarity(rest_expected.replace(value, other), rest_actual) < _NEARLY_ALL:
+            return None
+    return found
+
+
+def _covering(pattern: re.Pattern[str], text: str, at: int) -> Span | None:
+    begin = max(at - _REACH, text.rfind("\n", 0, at) + 1)
+    end = text.find("\n", at, at + _REACH)
+    for match in pattern.finditer(text, begin, end if end >= 0 else at + _REACH):
+        if match.start() <= at <= match.end():
+            return match.span()
+    return None
+
+
+def _is_name(text: str, start: int, end: int) -> bool:
+    line = max(start - _REACH, text.rfind("\n", 0, start) + 1)
+    start -= len(_UNBROKEN.search(text[line:start])[0])  # type: ignore[index]  # it matches nothing at worst
+    value, before = text[start:end], text[line:start]
+    if _WHO.search(before) or value.startswith(("/", "~/")):
+        return True
+    if not any(char.isupper() or (char.isalpha() and not char.islower()) for char in value):
+        return False
+    if value[0].islower():
+        return False
+    if before.rstrip(" \"'`*").endswith((".", "!", "?")) or not before.strip(" \"'`*#-"):  # begins a sentence
+        following = words_of(text, end, end + 24)
+        return bool(following) and (following[0][2] in _VERBS or text[end : end + 2] in ("'s", "\u2019s", ", "))
+    return True
