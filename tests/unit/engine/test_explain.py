@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from foreword import Engine
+from foreword import CacheExplanation, Engine, PromptPiece
 
 RULES = "You answer questions about the weather. Be polite, be brief, name the source. "
+SYSTEM = PromptPiece("system", 0, "system")
+GREEDY = {"max_tokens": 4, "temperature": 0}
 
 
 @pytest.fixture
 def engine(fp32_engine: Engine) -> Engine:
+    """Nothing cached, and nothing remembered."""
     fp32_engine.reset_prefix_cache()
+    core = fp32_engine._loop.core
+    core.scheduler.cache.log = type(core.scheduler.cache.log)()
+    core.explanations = type(core.explanations)()
     return fp32_engine
 
 
@@ -23,54 +31,163 @@ def chat(time: str, question: str = "Will it rain?") -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def why(explanation: CacheExplanation | None) -> tuple[Any, ...]:
+    assert explanation is not None
+    return explanation.reason, explanation.cause, explanation.piece
+
+
 def test_volatile_text_near_the_head_is_named(engine: Engine) -> None:
-    """A clock in the system prompt: the report shows the message, the offset and both texts."""
-    engine.chat(chat("12:05"), max_tokens=1, temperature=0)
-    report = engine.explain(chat("12:47"))
-    assert (report.reason, report.message) == ("diverged", 0)
-    assert report.text.startswith("47 now." if report.text[0] == "4" else "7 now.")
-    assert report.cached_text.startswith("05 now." if report.cached_text[0] == "0" else "5 now.")
-    assert report.cached_tokens < 20 < report.prompt_tokens
-    output = engine.chat(chat("12:47"), max_tokens=1, temperature=0)
-    assert output.usage.cached_tokens == report.cached_tokens
-    text = engine._client.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
-    assert text[report.offset :].startswith(report.text[:3])
+    """A clock in the system prompt: the piece, the token, both texts, and what it costs."""
+    first = engine.chat(chat("12:05"), **GREEDY)
+    found = engine.explain(chat("12:47"))
+    assert why(found) == ("diverged", "clock", SYSTEM)
+    assert found.nearest == first.request_id
+    assert found.position == found.matched_tokens < 20 < found.prompt_tokens
+    assert found.before_text.endswith("It is 12:")
+    assert found.expected_text.startswith("05 now.")
+    assert found.actual_text.startswith("47 now.")
+    behind = engine.count_tokens(chat("12:47")) - found.position - 2
+    assert behind - 6 <= found.lost_tokens <= behind
+    output = engine.chat(chat("12:47"), **GREEDY)
+    assert output.prefix is not None
+    assert output.usage.cached_tokens == found.matched_tokens
+    assert output.prefix.to_dict() | {"lost_seconds": 0} == found.to_dict() | {"lost_seconds": 0}
+
+
+def test_the_nearest_prompt_is_the_one_most_alike(engine: Engine) -> None:
+    """Digits agree by chance: another program's prompt may share one more of them."""
+    mine = engine.chat(chat("12:05"), **GREEDY)
+    engine.chat([{"role": "system", "content": "It is 12:41 now. Translate what you are told into French."}], **GREEDY)
+    found = engine.explain(chat("12:47"))
+    assert (found.cause, found.nearest) == ("clock", mine.request_id)
+    assert found.lost_tokens > 20
 
 
 def test_a_question_that_differs_is_the_users_message(engine: Engine) -> None:
-    engine.chat(chat("noon"), max_tokens=1, temperature=0)
-    report = engine.explain(chat("noon", "Is it cold?"))
-    assert (report.reason, report.message) == ("diverged", 1)
-    assert report.cached_text.startswith("Will it rain?")
+    engine.chat(chat("noon"), **GREEDY)
+    found = engine.explain(chat("noon", "Is it cold?"))
+    assert why(found) == ("diverged", None, PromptPiece("message", 1, "user"))
+    assert found.expected_text.startswith("Will it rain?")
+    assert found.lost_tokens < 10
 
 
 def test_all_known_all_new_and_known_so_far(engine: Engine) -> None:
-    assert engine.explain("Nothing is cached yet.").reason == "new"
+    assert why(engine.explain("Nothing is cached yet.")) == ("never_seen", None, PromptPiece("text"))
     engine.generate("One, two, three, four", max_tokens=1, ignore_eos=True)
-    assert engine.explain("One, two, three, four").reason == "complete"
+    known = engine.explain("One, two, three, four")
+    assert (known.reason, known.position, known.piece, known.lost_tokens) == ("complete", None, None, 0)
     longer = engine.explain("One, two, three, four, five, six")
-    assert longer.cached_tokens == len(engine.encode("One, two, three, four"))
-    assert (longer.offset, longer.text) == (len("One, two, three, four"), ", five, six")
-    assert longer.message is None
+    assert longer.reason == "never_seen"
+    assert longer.position == engine.count_tokens("One, two, three, four")
+    assert longer.actual_text == ", five, six"
+
+
+def test_the_next_turn_goes_on_where_the_last_ended(engine: Engine) -> None:
+    turn = engine.chat(chat("noon"), **GREEDY)
+    assert turn.message is not None
+    more = [*chat("noon"), turn.message.as_dict(), {"role": "user", "content": "And tomorrow?"}]
+    found = engine.explain(more)
+    assert found.reason == "never_seen"
+    assert found.matched_tokens == turn.usage.prompt_tokens + turn.usage.completion_tokens - 1
+    edited = [*more[:2], {"role": "assistant", "content": "Something else was said."}, more[3]]
+    assert why(engine.explain(edited)) == ("diverged", "history_changed", PromptPiece("message", 2, "assistant"))
+
+
+def test_evicted_prompts_are_remembered(engine: Engine) -> None:
+    first = engine.chat(chat("noon"), **GREEDY)
+    engine.reset_prefix_cache()
+    found = engine.explain(chat("noon", "Is it cold?"))
+    assert why(found) == ("evicted", None, SYSTEM)
+    assert found.nearest == first.request_id
+    assert found.lost_tokens > 20
+    assert engine.explain(chat("noon")).lost_tokens == first.usage.prompt_tokens - 1
 
 
 def test_it_changes_nothing_and_keeps_salts_apart(engine: Engine) -> None:
-    engine.chat(chat("noon"), max_tokens=1, temperature=0)
+    engine.chat(chat("noon"), **GREEDY)
     before = engine.stats()
-    assert engine.explain(chat("noon"), cache_salt="other").cached_tokens == 0
+    other = engine.explain(chat("noon"), cache_salt="other")
+    assert why(other) == ("other_namespace", "namespace", SYSTEM)
+    assert (other.matched_tokens, other.expected_text) == (0, "")
     assert engine.explain(chat("noon")).reason == "complete"
     assert engine.stats() == before
 
 
-def test_tools_that_change_are_found(engine: Engine) -> None:
-    def tool(name: str) -> dict[str, Any]:
-        return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+def test_the_same_text_in_other_tokens(engine: Engine) -> None:
+    """An answer that was encoded again, because the caller builds the prompt by hand."""
+    pieces = [engine.encode(piece) for piece in ("The answer is un", "believ", "able, said the keeper.")]
+    engine.generate(sum(pieces, []), max_tokens=1)
+    whole = "The answer is unbelievable, said the keeper."
+    assert engine.encode(whole) != sum(pieces, [])
+    found = engine.explain(whole + " And then?")
+    assert (found.reason, found.cause) == ("diverged", "retokenized")
+    assert found.expected_text.startswith(found.actual_text[:12])
 
-    engine.chat(chat("noon"), tools=[tool("rain"), tool("wind")], max_tokens=1)
-    shuffled = engine.explain(chat("noon"), tools=[tool("wind"), tool("rain")])
-    assert shuffled.reason == "complete"
+
+def test_tools_that_change_are_found(engine: Engine) -> None:
+    engine.chat(chat("noon"), tools=[tool("rain"), tool("wind")], **GREEDY)
+    assert engine.explain(chat("noon"), tools=[tool("wind"), tool("rain")]).reason == "complete"
+    shuffled = engine.explain(chat("noon"), tools=[tool("wind"), tool("rain")], canonical_tools=False)
+    assert shuffled.cause == "tool_order"
     renamed = engine.explain(chat("noon"), tools=[tool("rain"), tool("winds")])
-    assert (renamed.reason, renamed.message) == ("diverged", 0)
+    assert why(renamed) == ("diverged", None, PromptPiece("tools", 1))
+
+
+def test_an_explanation_travels_and_reads_well(engine: Engine) -> None:
+    engine.chat(chat("12:05"), **GREEDY)
+    output = engine.chat(chat("12:47"), **GREEDY)
+    assert output.prefix is not None
+    again = pickle.loads(pickle.dumps(output))
+    assert again.prefix == output.prefix
+    assert json.loads(json.dumps(output.prefix.to_dict()))["piece"] == {"kind": "system", "index": 0, "role": "system"}
+    text = str(output.prefix)
+    for part in ("prompt tokens are cached", "the system prompt", "clock", "05 now.", "47 now.", "tokens computed again"):
+        assert part in text
+    assert "\033" not in text  # standard output is no terminal here
+
+
+def test_the_report_ranks_what_was_saved_and_what_was_lost(engine: Engine) -> None:
+    for clock in ("12:05", "12:47", "13:01"):
+        engine.chat(chat(clock), **GREEDY)
+    for question in ("Is it cold?", "Is it warm?", "Is it dark?"):
+        engine.chat(chat("noon", question), **GREEDY)
+    report = engine.cache_report()
+    assert report.requests == 6
+    assert report.reused_tokens == engine_reused(engine, report.requests)
+    best, worst = report.prefixes[0], report.divergences[0]
+    assert (best.piece, best.requests) == (SYSTEM, 2)
+    assert "noon" in best.text
+    assert (worst.cause, worst.piece, worst.requests) == ("clock", SYSTEM, 2)
+    assert worst.tokens_lost > 40
+    assert report.lost_tokens == sum(point.tokens_lost for point in report.divergences)
+    assert sum(saving.tokens_saved for saving in report.prefixes) == report.reused_tokens
+    assert json.loads(json.dumps(report.to_dict()))["divergences"][0]["cause"] == "clock"
+    assert "clock at token" in str(report)
+
+
+def engine_reused(engine: Engine, count: int) -> int:
+    return sum(each.reused_tokens for each in engine._loop.core.explanations.snapshot()[-count:])
+
+
+def test_without_prefix_caching_nothing_is_explained(new_tiny: Callable[..., Engine]) -> None:
+    engine = new_tiny(enable_prefix_caching=False)
+    assert engine.generate("Hello there", max_tokens=2).prefix is None
+    assert engine.explain("Hello there").reason == "never_seen"
+
+
+def test_the_log_of_prompts_is_bounded(new_tiny: Callable[..., Engine]) -> None:
+    engine = new_tiny()
+    log = engine._loop.core.scheduler.cache.log
+    log._max_tokens = 200
+    for number in range(30):
+        engine.generate(f"Prompt number {number:>20}", max_tokens=2)
+    assert 1 <= len(log) <= 6
+    assert log._num_tokens == sum(len(prompt.key) // 4 for prompt in log._by_age) <= 200
+    assert sorted(map(id, log._sorted)) == sorted(map(id, log._by_age))
 
 
 def test_wrong_input_is_refused_as_in_a_call(engine: Engine) -> None:
