@@ -93,7 +93,8 @@ def test_the_next_turn_goes_on_where_the_last_ended(engine: Engine) -> None:
     found = engine.explain(more)
     assert found.reason == "never_seen"
     assert found.matched_tokens == turn.usage.prompt_tokens + turn.usage.completion_tokens - 1
-    edited = [*more[:2], {"role": "assistant", "content": "Something else was said."}, more[3]]
+    cut = str(turn.message.content)[:-3]
+    edited = [*more[:2], {"role": "assistant", "content": f"{cut}, they say"}, more[3]]
     assert why(engine.explain(edited)) == ("diverged", "history_changed", PromptPiece("message", 2, "assistant"))
 
 
