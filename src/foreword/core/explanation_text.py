@@ -61,8 +61,8 @@ def render_report(report: CacheReport) -> str:
     share = f" ({100 * report.reused_tokens / report.prompt_tokens:.0f} %)" if report.prompt_tokens else ""
     seconds = "" if report.lost_seconds is None else f", {report.lost_seconds:.3g} s"
     lines = [
-        f"{report.requests:,} requests, {report.prompt_tokens:,} prompt tokens, {report.reused_tokens:,} reused{share}, "
-        f"{report.lost_tokens:,} lost{seconds}",
+        f"{report.requests:,} requests, {report.prompt_tokens:,} prompt tokens, "
+        f"{report.reused_tokens:,} reused{share}, {report.lost_tokens:,} lost{seconds}",
         "",
         f"{'tokens saved':>12}  {'requests':>8}  what was reused",
     ]

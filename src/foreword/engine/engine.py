@@ -10,8 +10,8 @@ from typing import Any, overload
 
 from foreword.core.config import EngineConfig
 from foreword.core.explanation import CacheExplanation
-from foreword.core.report import CacheReport
 from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
+from foreword.core.report import CacheReport
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
 from foreword.engine.build import build

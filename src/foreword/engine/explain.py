@@ -21,7 +21,7 @@ from foreword.text.tokenizer import Tokenizer
 
 _SHOWN = 120  # characters of each text
 _CLOSE = 16
-"""Tokens by which a prompt may part earlier than another and still be the nearest: digits of a clock agree by chance."""
+"""Tokens by which a prompt may part earlier and still be the nearest: the digits of a clock agree by chance."""
 
 
 class LazyExplanation:
@@ -115,7 +115,7 @@ def _reason(total: int, evidence: Evidence) -> tuple[Reason, Neighbour | None]:
     if gone is not None and min(gone.num_common, gone.prompt.num_computed) > matched:
         return "evicted", gone._replace(num_common=min(gone.num_common, gone.prompt.num_computed))
     other = evidence.elsewhere
-    if other is not None and other.num_common > matched + _CLOSE or other is not None and other.num_common == total:
+    if other is not None and (other.num_common > matched + _CLOSE or other.num_common == total):
         return "other_namespace", other
     if evidence.stop.instead or any(len(each.prompt.key) // 4 > each.num_common >= matched for each in evidence.near):
         return "diverged", None

@@ -78,12 +78,14 @@ class PromptLog:
             self._take(self._by_age.popleft())
 
     def complete(self, prompt: LoggedPrompt, token_ids: Sequence[int], num_computed: int) -> None:
-        """The prompt was computed, and is now followed by what was generated."""
-        prompt.num_computed = max(prompt.num_computed, num_computed)
+        """The first ``num_computed`` of ``token_ids``, the prompt and what was generated behind it, were computed."""
+        if num_computed <= prompt.num_computed:
+            return
+        prompt.num_computed = num_computed
         if _find(self._sorted, prompt) is None:  # too old by now
             return
         self._take(prompt)
-        prompt.key = _key(token_ids)
+        prompt.key = _key(token_ids[: max(num_computed, prompt.num_prompt)])
         self._put(prompt)
 
     def near(self, namespace: bytes, token_ids: Sequence[int]) -> list[Neighbour]:

@@ -37,7 +37,8 @@ class Sequence:
 
     __slots__ = (
         "blocks", "cached_tokens", "constraint", "evidence", "first_scheduled_s", "index", "logged", "num_computed",
-        "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request", "status", "token_ids",
+        "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request", "status",
+        "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int = 0, constraint: Constraint | None = None) -> None:
