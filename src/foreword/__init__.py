@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foreword.core.structured import StructuredParams
     from foreword.engine.engine import Engine
     from foreword.engine.handle import EngineHandle
+    from foreword.kv.eviction import NodeStats
     from foreword.scheduling.policy import Candidate, SchedulingPolicy
     from foreword.text.grammar import validate_structured
 
@@ -48,6 +49,7 @@ _HOMES = {
     "StructuredParams": "core.structured",
     "Engine": "engine.engine",
     "EngineHandle": "engine.handle",
+    "NodeStats": "kv.eviction",
     "Candidate": "scheduling.policy",
     "SchedulingPolicy": "scheduling.policy",
     "validate_structured": "text.grammar",
@@ -65,6 +67,7 @@ __all__ = [
     "ForewordError",
     "MessageDelta",
     "ModelLoadError",
+    "NodeStats",
     "OutputChunk",
     "PrefixReport",
     "PromptTooLongError",
