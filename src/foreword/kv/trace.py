@@ -55,7 +55,7 @@ class TraceRecorder:
             reject("cache_trace", path, "it is recorded uncompressed; give a name without .gz")
         try:
             found = _read_header(path) if Path(path).is_file() and Path(path).stat().st_size else None
-            self._file: Any = Path(path).open("ab", buffering=0)
+            self._file: Any = open(path, "ab", buffering=0)  # noqa: SIM115
         except (OSError, ValueError) as error:
             reject("cache_trace", path, f"it cannot be recorded to ({error}); give the path of a new file")
         if found is None:
@@ -64,8 +64,8 @@ class TraceRecorder:
         elif found.block_size != block_size:
             self._file.close()
             reject("cache_trace", path, f"it is a trace of blocks of {found.block_size} tokens, not {block_size}")
-        elif not Path(path).read_bytes().endswith(b"\n"):
-            self._lines.append(b"\n")  # behind a line that was cut
+        elif not _ends_with_a_line(path):
+            self._lines.append(b"\n")
         self._key = bytes.fromhex(found.salt)
 
     def record(
@@ -198,6 +198,13 @@ def _read_header(path: str) -> TraceHeader:
         return header
     except (EOFError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no trace of version {VERSION} of the prefix cache ({error!r})") from error
+
+
+def _ends_with_a_line(path: str) -> bool:
+    """False when the last line was cut."""
+    with open(path, "rb") as file:
+        file.seek(-1, 2)
+        return file.read() == b"\n"
 
 
 def _open(path: str) -> Any:
