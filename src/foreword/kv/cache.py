@@ -350,8 +350,8 @@ class KVCacheManager:
             self._queue.push(node, self._value(node), node.priority)
 
     def _value(self, node: Node) -> float:
-        depth = -(-node.end // self.block_size)
-        return self._policy(NodeStats(node.last_access, node.hits, self.allocator.num_blocks, depth, node.age))
+        capacity, depth = self.allocator.num_blocks, self.blocks_for(node.end)
+        return self._policy(NodeStats(node.last_access, node.hits, capacity, node.branches, depth, node.age))
 
     def _take_blocks(self, count: int, *, after: int | None, room: int = 0) -> list[int]:
         self._evict(count - self.allocator.num_free)

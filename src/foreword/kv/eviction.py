@@ -24,6 +24,8 @@ class NodeStats(NamedTuple):
             blocks inserted and allocations.
         hits: how often a request reused it.
         capacity: blocks of the whole pool.
+        branches: how often a sequence went on behind it in another way than those before: a system prompt has many, the
+            history of a conversation has none.
         depth: blocks of the sequence up to the node's end: how many lie before the block that would go first, and it.
         age: the highest value that the policy had given to anything evicted before ``last_access``. A policy that adds
             to it forgets: what was often used long ago is overtaken by what is used now.
@@ -32,6 +34,7 @@ class NodeStats(NamedTuple):
     last_access: int
     hits: int
     capacity: int
+    branches: int = 0
     depth: int = 1
     age: float = 0.0
 
@@ -50,12 +53,15 @@ def lru(stats: NodeStats) -> float:
 
 
 def segmented_lru(stats: NodeStats) -> float:
-    """Segmented LRU (Karedla, Love and Wherry, 1994): entries reused at least once outlive those never reused.
+    """Segmented LRU (Karedla, Love and Wherry, 1994; with more segments Huang et al., 2013).
 
-    The protected segment is bounded by time: a reused node counts as if it had been touched four pool sizes
-    of traffic later than it was, so that a burst of new prompts passes it by but an abandoned one leaves in the end.
+    Three segments: what was never reused; what was reused, perhaps only by the conversation that it belongs to and that
+    will end; what several sequences went on from in different ways, and others may as well. They are bounded by time:
+    a node counts as if it had been touched one or eight pool sizes of traffic later than it was, so that a burst of new
+    prompts passes it by but an abandoned one leaves in the end.
     """
-    return stats.last_access + (4 * stats.capacity if stats.hits else 0)
+    later = 8 if stats.branches else 1 if stats.hits else 0
+    return stats.last_access + later * stats.capacity
 
 
 def lfu(stats: NodeStats) -> float:

@@ -19,7 +19,19 @@ from typing import NamedTuple
 class Node:
     """``tokens[i * block_size : (i + 1) * block_size]`` have their KV in ``blocks[i]``."""
 
-    __slots__ = ("parent", "start", "tokens", "blocks", "children", "keys", "last_access", "hits", "age", "priority")
+    __slots__ = (
+        "parent",
+        "start",
+        "tokens",
+        "blocks",
+        "children",
+        "keys",
+        "last_access",
+        "hits",
+        "branches",
+        "age",
+        "priority",
+    )
 
     def __init__(self, parent: Node | None, start: int, tokens: list[int], blocks: list[int]) -> None:
         self.parent = parent
@@ -30,7 +42,8 @@ class Node:
         self.keys: list[tuple[int, ...]] = []  # keys[i]: the tokens of children[i]'s first block
         self.last_access = 0
         self.hits = 0
-        self.age = 0.0  # these four are the cache manager's, for eviction
+        self.branches = 0  # sequences that went on behind it in another way than those before
+        self.age = 0.0
         self.priority = 0
 
     @property
@@ -198,6 +211,8 @@ class PrefixTree:
         index = bisect_left(node.keys, key)
         node.keys.insert(index, key)
         node.children.insert(index, child)
+        if len(node.children) > (1 if self.shorter_tail(child) is None else 2):  # a fuller last block is no other way
+            node.branches += 1
         return child
 
     def _split(self, node: Node, position: int) -> Node:

@@ -123,22 +123,39 @@ def test_slru_outlives_a_scan() -> None:
 
 
 def test_an_abandoned_favourite_leaves_in_the_end() -> None:
-    """Protection is bounded: after four pool sizes of other traffic a reused prefix goes too."""
+    """Protection is bounded: after eight pool sizes of other traffic a shared prefix goes too."""
     manager = KVCacheManager(20, 2)
     favourite = list(range(10))
-    for _ in range(5):
-        serve(manager, favourite)
+    for number in range(5):
+        serve(manager, [*favourite, 50 + number])
+    for number in range(20):
+        serve(manager, [1000 + number * 10 + i for i in range(10)])
+    assert cached(manager, favourite) == 10
     for number in range(50):
         serve(manager, [1000 + number * 10 + i for i in range(10)])
     assert cached(manager, favourite) == 0
 
 
 def test_policies_are_pure_and_order_by_use() -> None:
-    """Later is kept longer; a hit lifts an entry above every one without, within the protected time."""
-    fresh, reused = NodeStats(100, 0, 10), NodeStats(100, 3, 10)
-    assert lru(fresh) == lru(reused)
-    assert segmented_lru(fresh) < segmented_lru(NodeStats(101, 0, 10)) < segmented_lru(reused)
-    assert segmented_lru(NodeStats(141, 0, 10)) > segmented_lru(reused)
+    """Later is kept longer; reuse lifts a node above those without, branches above both, for a bounded time."""
+    fresh, reused, shared = NodeStats(100, 0, 10), NodeStats(100, 3, 10), NodeStats(100, 3, 10, branches=1)
+    assert lru(fresh) == lru(reused) == lru(shared)
+    assert segmented_lru(fresh) < segmented_lru(NodeStats(101, 0, 10)) < segmented_lru(reused) < segmented_lru(shared)
+    assert segmented_lru(NodeStats(111, 0, 10)) > segmented_lru(reused)
+    assert segmented_lru(NodeStats(181, 0, 10)) > segmented_lru(shared)
+
+
+def test_a_conversation_does_not_branch_and_a_system_prompt_does() -> None:
+    """Each turn goes on behind the last one, part-filled blocks included; another conversation goes another way."""
+    manager, history = KVCacheManager(50, 4), [1, 2, 3, 4, 5]
+    for turn in range(6):
+        serve(manager, history)
+        history = [*history, *range(100 * turn + 10, 100 * turn + 13)]
+    assert {node.branches for node in manager._trees[NS].nodes()} == {0}
+    serve(manager, [1, 2, 3, 4, 900, 901])
+    serve(manager, [1, 2, 3, 4, 800, 801])
+    branched = [node for node in manager._trees[NS].nodes() if node.branches]
+    assert [(node.tokens, node.branches) for node in branched] == [([1, 2, 3, 4], 2)]
 
 
 def test_lfu_keeps_what_is_used_most_and_forgets() -> None:
@@ -162,7 +179,7 @@ def test_cost_counts_depth() -> None:
     shallow, deep = NodeStats(5, 1, 10, depth=1), NodeStats(5, 1, 10, depth=QUADRATIC_BLOCKS)
     assert cost_aware(shallow) < cost_aware(deep) == pytest.approx(4.0)
     assert cost_aware(deep) < cost_aware(NodeStats(5, 9, 10, depth=1))
-    assert cost_aware(NodeStats(5, 0, 10, 1, age=7.0)) > cost_aware(deep)
+    assert cost_aware(NodeStats(5, 0, 10, age=7.0)) > cost_aware(deep)
 
 
 def test_a_lower_priority_goes_first_whatever_the_policy() -> None:
