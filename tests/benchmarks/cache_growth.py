@@ -1,8 +1,9 @@
 """How the cost of the prefix cache's bookkeeping grows: ``python -m tests.benchmarks.cache_growth``.
 
-A :class:`KVCacheManager` is filled to its last block, then asked and used as the scheduler does it. Shown is the processor
-time of single operations, median and slowest, and its share of a decode step. Two shapes: conversations of 32 blocks
-behind 64 shared beginnings of 8 blocks each, and the worst one, sequences of a single block that all branch at the root.
+A :class:`KVCacheManager` is filled to its last block, then asked and used as the scheduler does it. Shown is the
+processor time of single operations, median and slowest, and its share of a decode step. Two shapes: conversations of 32
+blocks behind 64 shared beginnings of 8 blocks each, and the worst one, sequences of a single block that all branch at
+the root: there the search stays short, but the sorted list of children is moved when one comes or goes.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python -m tests.benchmarks.record_trace tests/unit/kv/agent_rag_scan.jsonl.gz
 
 The parts are those of the examples: the agent's system prompt, tools and questions, and the retriever, passages and
-prompt of the RAG chain. Several users talk to the agent, each in sessions whose prompts carry all that was said; between
-their turns come questions over passages, popular ones more often. In the middle a batch job reads many texts once, each
-with a few words behind it, while the users go on now and then. The model really answers: its words are in the next turn.
+prompt of the RAG chain. Several users talk to the agent, each in sessions whose prompts carry all that was said;
+between their turns come questions over passages, popular ones more often. In the middle a batch job reads many texts
+once, each with a few words behind it, while the users go on now and then. The model really answers: its words are in
+the next turn.
 """
 
 from __future__ import annotations
