@@ -101,6 +101,8 @@ def test_the_command_prints_the_gap(
         rates = [100 * row[name].hit_rate for name in (*POLICIES, OPTIMUM)]
         assert numbers == [f"{rate:.1f}" for rate in (*rates, rates[-1] - rates[0])]
     assert "7 requests do not fit" in out
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    assert out.split("\n\nToken hit rates")[0] in readme, "the README shows another table"
 
 
 def test_the_command_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
