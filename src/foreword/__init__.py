@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foreword.core.structured import StructuredParams
     from foreword.engine.engine import Engine
     from foreword.engine.handle import EngineHandle
+    from foreword.kv.eviction import NodeStats
     from foreword.scheduling.policy import Candidate, SchedulingPolicy
     from foreword.text.grammar import validate_structured
 
@@ -54,6 +55,7 @@ _HOMES = {
     "StructuredParams": "core.structured",
     "Engine": "engine.engine",
     "EngineHandle": "engine.handle",
+    "NodeStats": "kv.eviction",
     "Candidate": "scheduling.policy",
     "SchedulingPolicy": "scheduling.policy",
     "validate_structured": "text.grammar",
@@ -74,6 +76,7 @@ __all__ = [
     "ForewordError",
     "MessageDelta",
     "ModelLoadError",
+    "NodeStats",
     "OutputChunk",
     "PrefixSaving",
     "PromptPiece",

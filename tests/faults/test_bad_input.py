@@ -40,6 +40,7 @@ BAD_SAMPLING: list[tuple[str, Any]] = [
     *[("n", v) for v in (0, -1, 1.5, None, True)],
     *[("logit_bias", v) for v in ({1: 101}, {1: NAN}, {"1": 1.0}, {-1: 1.0}, {1: "x"}, [1, 2], 5)],
     *[("priority", v) for v in (1.5, None, "high")],
+    *[("cache_priority", v) for v in (1.5, None, "high", True)],
 ]
 
 BAD_OPTIONS: list[tuple[str, Any]] = [
@@ -53,6 +54,9 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *[("kv_cache_memory", v) for v in (0, -1, "", "lots", "5 parsecs", "-1MB", 1.5, True)],
     *[("seed", v) for v in (1.5, "x", True)],
     *[("scheduling_policy", v) for v in ("fastest", 5, None, object())],
+    *[("eviction_policy", v) for v in ("fifo", 5, None, object())],
+    *[("max_pinned_memory", v) for v in (-1, "", "lots", 1.5, True)],
+    *[("cache_trace", v) for v in ("", "trace.gz", "/no/such/directory/trace")],
 ]
 
 

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from foreword.kv.cache import BlockTable, KVCacheManager
+from foreword.kv.eviction import POLICIES, EvictionPolicy, NodeStats, create_policy
 from foreword.kv.tree import Node, common_prefix_length
 
 Content = tuple[bytes, tuple[int, ...]]
@@ -25,6 +26,24 @@ def reference_common(a: list[int], b: list[int]) -> int:
     while count < min(len(a), len(b)) and a[count] == b[count]:
         count += 1
     return count
+
+
+def keep_the_oldest(stats: NodeStats) -> float:
+    """A user's own policy, and a foolish one: the value of a node sinks when it is used."""
+    return -stats.last_access
+
+
+EVICTION: list[EvictionPolicy] = [*POLICIES.values(), create_policy(keep_the_oldest)]
+
+
+@dataclass
+class PinModel:
+    """What must stay: tokens of a namespace, the blocks that hold them, how often pinned, and until when."""
+
+    num_tokens: int
+    blocks: list[int]
+    times: int
+    deadline_s: float
 
 
 @dataclass(eq=False)
@@ -42,7 +61,16 @@ class CacheModel:
         self.size = rng.choice([1, 2, 4, 16])
         self.num_blocks = rng.randint(3, 24)
         self.enabled = rng.random() < 0.9
-        self.manager = KVCacheManager(self.num_blocks, self.size, enable_prefix_caching=self.enabled)
+        self.max_pinned = rng.choice([0, 1, 3, self.num_blocks // 2, self.num_blocks])
+        self.manager = KVCacheManager(
+            self.num_blocks,
+            self.size,
+            policy=rng.choice(EVICTION),
+            enable_prefix_caching=self.enabled,
+            max_pinned_blocks=self.max_pinned,
+        )
+        self.pins: dict[tuple[bytes, tuple[int, ...]], PinModel] = {}
+        self.now_s = 0.0
         self.content: dict[tuple[int, int], Content] = {}
         self.live: list[Live] = []
 
@@ -64,7 +92,7 @@ class CacheModel:
         if not self.manager.can_allocate(match, len(tokens), watermark):
             return
         evictions, free = self.manager.evictions, self.manager.allocator.num_free
-        held = self.manager.allocate(namespace, match, len(tokens), rng.randint(0, 40))
+        held = self.manager.allocate(namespace, match, len(tokens), rng.randint(0, 40), rng.choice([0, 0, 0, -1, 1]))
         assert self.manager.num_available >= watermark, "can_allocate promised more than was left"
         fresh = len(held.blocks) - len(match.blocks)
         assert self.manager.evictions - evictions == max(0, fresh - free), "evicted more or less than was needed"
@@ -123,8 +151,59 @@ class CacheModel:
             self.live.remove(live)
             self.manager.discard(live.held)
 
+    def pin(self, rng: random.Random) -> None:
+        """Pin a prefix, cached or not; more than the cap is refused and changes nothing."""
+        namespace = rng.choice([b"a", b"a", b"b"])
+        tokens = list(rng.choice(list(self.pins))[1]) if self.pins and rng.random() < 0.3 else None
+        tokens = tokens or self._draw_tokens(rng, namespace)
+        ttl_s = rng.choice([None, 1.0, 5.0])
+        self._forget_lapsed()
+        match = self.manager.lookup(namespace, tokens, len(tokens))
+        expected = match.num_tokens
+        blocks = match.blocks + ([] if match.tail_block is None else [match.tail_block])
+        earlier = {block for pin in self.pins.values() for block in pin.blocks}
+        if set(blocks) - earlier and len(earlier | set(blocks)) > self.max_pinned:
+            with pytest.raises(ValueError, match="max_pinned_memory"):
+                self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s)
+            return
+        pinned = self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s)
+        assert pinned == (expected, len(blocks))
+        if blocks:
+            model = PinModel(expected, blocks, 1, float("inf") if ttl_s is None else self.now_s + ttl_s)
+            before = self.pins.pop((namespace, tuple(tokens)), None)
+            if before is not None:
+                model.times += before.times
+                model.deadline_s = max(model.deadline_s, before.deadline_s)
+            self.pins[namespace, tuple(tokens)] = model
+
+    def unpin(self, rng: random.Random) -> None:
+        """Take a pin back, once; of what is not pinned nothing can be taken."""
+        assert not self.manager.unpin(b"a", [7, 7, 7])
+        if not self.pins:
+            return
+        key = rng.choice(list(self.pins))
+        assert self.manager.unpin(key[0], list(key[1]))
+        self.pins[key].times -= 1
+        if not self.pins[key].times:
+            del self.pins[key]
+
+    def drop_oldest_pin(self, _: random.Random) -> None:
+        """What was pinned first goes first."""
+        assert self.manager.drop_oldest_pin() == bool(self.pins)
+        if self.pins:
+            del self.pins[next(iter(self.pins))]
+
+    def time_passes(self, rng: random.Random) -> None:
+        """Pins lapse when the clock is shown."""
+        self.now_s += rng.choice([0.5, 1.0, 3.0])
+        self.manager.expire_pins(self.now_s)
+        self._forget_lapsed()
+
+    def _forget_lapsed(self) -> None:
+        self.pins = {key: pin for key, pin in self.pins.items() if pin.deadline_s > self.now_s}
+
     def reset(self, _: random.Random) -> None:
-        """After a reset only blocks in use stay cached."""
+        """After a reset only blocks in use or pinned stay cached."""
         unused = self.manager.allocator.num_evictable
         assert self.manager.reset() == unused
         assert self.manager.allocator.num_evictable == 0
@@ -134,6 +213,8 @@ class CacheModel:
         for live in self.live:
             self.manager.release(live.held, live.tokens, live.computed)
         self.manager.finish_copies()
+        while self.pins:
+            self.unpin(random.Random(0))
         self.manager.reset()
         self.manager.check_integrity()
         assert self.manager.allocator.num_free == self.num_blocks, "blocks leaked"
@@ -171,13 +252,17 @@ class CacheModel:
                     assert place not in unwritten, "the tree holds a block that is not written yet"
                     wanted = (namespace, tuple(path[: node.start + offset + 1]))
                     assert self.content[place] == wanted, "the tree holds a block with other tokens' KV"
-                if not node.children:
-                    assert node in self.manager._queue._current, "a leaf is lost to eviction"
+                if not node.children and not self.manager.pins.count(node.blocks[-1]):
+                    assert node in self.manager._queue, "a leaf is lost to eviction"
+        for (namespace, tokens), pin in self.pins.items():
+            found = self.manager.lookup(namespace, list(tokens), pin.num_tokens)
+            assert found.num_tokens == pin.num_tokens or not self.enabled, "what is pinned was evicted"
 
     def _check_references(self) -> None:
         """A block has as many users as live sequences and unfinished copies name it."""
         uses = Counter(block for live in self.live for block in live.held.blocks)
         uses.update(copy.source for copy in self.manager.take_copies())
+        uses.update(block for pin in self.pins.values() for block in pin.blocks)
         assert uses == {b: n for b in range(self.num_blocks) if (n := self.manager.allocator.users(b))}
 
     def _nodes(self, namespace: bytes) -> Iterator[tuple[list[int], Node]]:
@@ -224,7 +309,11 @@ class CacheMachine(RuleBasedStateMachine):
     def act(self, rng: random.Random, name: str) -> None:
         getattr(self.model, name)(rng)
 
-    @rule(rng=SEEDS, name=st.sampled_from(["step_fails", "reset"]))
+    @rule(rng=SEEDS, name=st.sampled_from(["pin", "pin", "unpin", "time_passes"]))
+    def steer(self, rng: random.Random, name: str) -> None:
+        getattr(self.model, name)(rng)
+
+    @rule(rng=SEEDS, name=st.sampled_from(["step_fails", "reset", "drop_oldest_pin"]))
     def disturb(self, rng: random.Random, name: str) -> None:
         getattr(self.model, name)(rng)
 
@@ -247,10 +336,11 @@ def test_long_random_runs_obey_the_model(seed: int) -> None:
     """Conservation, contents and longest-prefix matching over 300 operations under memory pressure."""
     rng = random.Random(seed)
     model = CacheModel(rng)
-    names = ["arrive"] * 36 + ["compute"] * 54 + ["fork"] * 12 + ["leave"] * 30 + ["step_fails"] * 6 + ["reset"]
+    steer = ["pin"] * 8 + ["unpin"] * 4 + ["time_passes"] * 3
+    names = ["arrive"] * 36 + ["compute"] * 54 + ["fork"] * 12 + ["leave"] * 30 + ["step_fails"] * 6 + ["reset"] + steer
     for _ in range(300):
         name = rng.choice(names)
-        if model.live or name in ("arrive", "step_fails", "reset"):
+        if model.live or name not in ("compute", "fork", "leave"):
             getattr(model, name)(rng)
         model.check()
     model.drain()

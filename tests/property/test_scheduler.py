@@ -13,6 +13,7 @@ import pytest
 from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
 from foreword.kv.cache import KVCacheManager
+from foreword.kv.eviction import POLICIES as EVICTION
 from foreword.scheduling.policy import POLICIES, Candidate, LongestPrefixMatch, ShortestPrefillFirst, create_policy
 from foreword.scheduling.scheduler import Scheduler, StepPlan
 from foreword.scheduling.sequence import Sequence, Status
@@ -124,7 +125,13 @@ def expected_token(sequence: Sequence, position: int) -> int:
 def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
     size = options.pop("block_size", rng.choice([1, 2, 4]))
     blocks = options.pop("num_blocks", rng.randint(6, 30))
-    cache = KVCacheManager(blocks, size, enable_prefix_caching=options.pop("caching", rng.random() < 0.85))
+    cache = KVCacheManager(
+        blocks,
+        size,
+        policy=rng.choice(list(EVICTION.values())),
+        enable_prefix_caching=options.pop("caching", rng.random() < 0.85),
+        max_pinned_blocks=blocks,
+    )
     options.setdefault("max_num_seqs", rng.randint(1, 6))
     options.setdefault("max_num_batched_tokens", rng.randint(1, 24))
     options.setdefault("chunked_prefill", rng.random() < 0.7)
@@ -134,7 +141,7 @@ def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
 @pytest.mark.parametrize("policy", [*POLICIES, LastComeFirstServed], ids=str)
 @pytest.mark.parametrize("seed", range(400 if SOAK else 30))
 def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
-    """Random arrivals, priorities, n, aborts and tiny pools: all end, complete and unmixed."""
+    """Random arrivals, priorities, n, aborts, pins and tiny pools: all end, complete and unmixed."""
     rng = random.Random(f"{policy}/{seed}")
     harness = make(rng, policy)
     scheduler, capacity = (
@@ -156,6 +163,8 @@ def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
             victim = rng.choice(live)
             scheduler.finish(victim)
             aborted.add(victim)
+        if rng.random() < 0.1:  # as much as the whole pool: pins must give way where a request could never run
+            scheduler.cache.pin(b"ns", shared[: rng.randint(1, capacity)], now_s=0.0)
         if scheduler.has_work:
             harness.step()
     for sequence in harness.sequences:
@@ -168,9 +177,43 @@ def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
     allocator = scheduler.cache.allocator
     scheduler.cache.finish_copies()
     assert allocator.num_held == 0
+    while scheduler.cache.drop_oldest_pin():
+        pass
     assert allocator.num_evictable == allocator.num_cached
     scheduler.cache.reset()
     assert allocator.num_free == allocator.num_blocks
+
+
+def test_pins_give_way_only_where_nothing_could_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A request that fits beside the pins leaves them; one that does not gets the oldest pin's room, with a warning."""
+    harness = make(random.Random(0), caching=True, num_blocks=10, block_size=2, max_num_seqs=2)
+    cache = harness.scheduler.cache
+    for number, first in enumerate((1, 2)):
+        harness.submit(number, [first] * 6, 1)
+        harness.run(20)
+        assert cache.pin(b"ns", [first] * 6, now_s=0.0).num_tokens == 6
+    harness.submit(2, [3] * 8, 1)
+    harness.run(40)
+    assert (len(cache.pins), caplog.messages) == (2, [])
+    harness.submit(3, [4] * 12, 1)
+    harness.run(60)
+    assert len(harness.finished) == 4
+    assert not cache.unpin(b"ns", [1] * 6)
+    assert cache.unpin(b"ns", [2] * 6)
+    [warning] = [message for message in caplog.messages if "unpinned" in message]
+    assert "a request of 12 tokens needs its KV memory" in warning
+
+
+def test_pins_lapse_by_the_steps_clock() -> None:
+    """The time given to a step ends pins before anything is admitted."""
+    harness = make(random.Random(0), caching=True, num_blocks=6, block_size=2, max_num_seqs=2)
+    scheduler = harness.scheduler
+    harness.submit(0, [1] * 8, 1)
+    harness.run(20)
+    scheduler.cache.pin(b"ns", [1] * 8, now_s=0.0, ttl_s=30.0)
+    harness.submit(1, [2] * 8, 1)
+    assert [chunk.sequence.request.number for chunk in scheduler.schedule(31.0).chunks] == [1]
+    assert len(scheduler.cache.pins) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -100,6 +100,9 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
     structured: dict[str, Any] | None = None
     """What every output must look like: a dict with one of `json_schema`, `regex`, `grammar` and `choices`."""
 
+    cache_priority: int = 0
+    """Of the KV that a call computes or reuses: lower is evicted first."""
+
     cache_salt: str | None = Field(default=None, repr=False)
     """Calls share cached prefixes only with calls of the same salt, e.g. a tenant's. It may also come with a run:
     `config={"configurable": {"cache_salt": "tenant-7"}}`."""

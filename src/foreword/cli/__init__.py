@@ -17,6 +17,7 @@ examples:
   echo "Why is the sky blue?" | foreword generate --chat -
   foreword models                                which names work, and where the weights lie
   foreword bench --workloads W1,W4               how fast the model is on this machine
+  foreword cache replay trace.jsonl              what each eviction policy would have reused
 
 Weights are kept under FOREWORD_HOME, by default the user's cache directory.
 """
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from foreword.cli import bench, chat, demo, generate, models
+    from foreword.cli import bench, cache, chat, demo, generate, models
 
     parser = argparse.ArgumentParser(
         prog="foreword",
@@ -52,6 +53,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"foreword {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (demo, chat, generate, models, bench):
+    for command in (demo, chat, generate, models, bench, cache):
         command.add_parser(commands)
     return parser

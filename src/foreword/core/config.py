@@ -42,6 +42,9 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    eviction_policy: Any = "slru"
+    max_pinned_memory: int | str | None = None
+    cache_trace: str | None = None
     enable_chunked_prefill: bool = True
     scheduling_policy: Any = "fcfs"
     seed: int | None = None
@@ -71,11 +74,18 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             reject("gpu_memory_utilization", share, "give a share in (0, 1]")
-        if self.kv_cache_memory is not None:
-            memory = parse_memory("kv_cache_memory", self.kv_cache_memory)
-            if memory <= 0:
-                reject("kv_cache_memory", self.kv_cache_memory, "give a positive number of bytes")
-            object.__setattr__(self, "kv_cache_memory", memory)  # equal sizes make equal configs
+        for field, least in (("kv_cache_memory", 1), ("max_pinned_memory", 0)):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            memory = parse_memory(field, value)
+            if memory < least:
+                reject(field, value, f"give a number of bytes, at least {least}")
+            object.__setattr__(self, field, memory)  # equal sizes make equal configs
+        if isinstance(self.cache_trace, os.PathLike):
+            object.__setattr__(self, "cache_trace", os.fspath(self.cache_trace))
+        if self.cache_trace is not None and not (isinstance(self.cache_trace, str) and self.cache_trace):
+            reject("cache_trace", self.cache_trace, "give the path of a file, or None")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             reject("seed", self.seed, "give an integer")
 

@@ -38,6 +38,8 @@ class SamplingParams:
         priority: smaller runs first under the ``priority`` policy and is preempted last.
         structured: what the output must look like, as :class:`StructuredParams` or a mapping of its fields. It is
             enforced on every token; a penalty or bias cannot break it, ``stop`` and ``max_tokens`` cut it short.
+        cache_priority: of the KV that the request computes or reuses; lower is evicted first, whatever the policy says.
+            A negative one suits a prompt that will not come again.
         cache_salt: requests share cached KV only with those of the same salt, e.g. a tenant's; None is a salt too.
 
     Raises:
@@ -64,6 +66,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     priority: int = 0
     structured: StructuredParams | None = None
+    cache_priority: int = 0
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +88,7 @@ class SamplingParams:
         _integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
         _integer("n", self.n, 1, 128)
         _integer("priority", self.priority, -(2**63))
+        _integer("cache_priority", self.cache_priority, -(2**63))
         _number("temperature", self.temperature, 0.0, 1e6)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)

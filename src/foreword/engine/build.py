@@ -17,8 +17,10 @@ from foreword.core.validation import reject
 from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
 from foreword.kv.cache import KVCacheManager
+from foreword.kv.eviction import create_policy as create_eviction_policy
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
+from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.load import fingerprint, load_model, stored_quantization
 from foreword.model.source import home, resolve
@@ -58,6 +60,7 @@ def build(config: EngineConfig) -> EngineParts:
         ValueError: an option contradicts the model or the machine.
     """
     policy = create_policy(config.scheduling_policy)
+    eviction = create_eviction_policy(config.eviction_policy)
     device = "cpu" if config.device == "auto" else config.device
     source = resolve(config.model)
     tokenizer = Tokenizer.from_directory(source.directory)
@@ -76,7 +79,16 @@ def build(config: EngineConfig) -> EngineParts:
         pool = KVPool(geometry, num_blocks, config.block_size, device)
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
         reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much memory ({error})")
-    cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    pinned = config.max_pinned_memory
+    assert not isinstance(pinned, str)  # the configuration has parsed it
+    cache = KVCacheManager(
+        num_blocks,
+        config.block_size,
+        policy=eviction,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_pinned_blocks=None if pinned is None else pinned // (geometry.bytes_per_token * config.block_size),
+        trace=None if config.cache_trace is None else TraceRecorder(config.cache_trace, config.block_size, num_blocks),
+    )
     scheduler = Scheduler(
         cache,
         policy,

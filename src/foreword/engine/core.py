@@ -68,6 +68,10 @@ class EngineCore:
                 completion.sequence = None
             self._end(state, "error", _failure(state, error))
 
+    def close(self) -> None:
+        """Called last: write out what waits to be written."""
+        self.scheduler.cache.close()
+
     def step(self) -> None:
         """One forward pass and everything that follows from it. A failure ends the requests of this step only."""
         plan = self.scheduler.schedule(started := time.monotonic())

@@ -18,6 +18,7 @@ from foreword.engine.build import build
 from foreword.engine.client import EngineClient, Messages, Prepared, Prompt
 from foreword.engine.loop import EngineLoop
 from foreword.engine.report import report
+from foreword.kv.eviction import EvictionPolicy
 from foreword.scheduling.policy import SchedulingPolicy
 from foreword.text.conversation import ChatOptions
 
@@ -50,6 +51,10 @@ class Engine:
         max_num_seqs: sequences computed at once; more wait.
         max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None chooses.
         enable_prefix_caching: keep and reuse KV across requests.
+        eviction_policy: which cached blocks go first: "slru", "lru", "lfu", "cost", or a function from
+            :class:`foreword.NodeStats` to a number, the lowest going first.
+        max_pinned_memory: what pins may hold, in bytes or as text such as "64MiB". None allows a quarter of the KV.
+        cache_trace: a file to which one line per request is appended, without any text, for ``foreword cache replay``.
         enable_chunked_prefill: split prompts over steps, so that running requests keep their pace.
         scheduling_policy: "fcfs", "priority", "shortest_prefill_first", "longest_prefix_match", or a class with a
             method ``key(candidate)`` (see :class:`foreword.SchedulingPolicy`).
@@ -86,6 +91,9 @@ class Engine:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         enable_prefix_caching: bool = True,
+        eviction_policy: str | EvictionPolicy = "slru",
+        max_pinned_memory: int | str | None = None,
+        cache_trace: str | os.PathLike[str] | None = None,
         enable_chunked_prefill: bool = True,
         scheduling_policy: str | SchedulingPolicy | type[SchedulingPolicy] = "fcfs",
         seed: int | None = None,
@@ -104,6 +112,9 @@ class Engine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
+            eviction_policy=eviction_policy,
+            max_pinned_memory=max_pinned_memory,
+            cache_trace=os.fspath(cache_trace) if cache_trace is not None else None,
             enable_chunked_prefill=enable_chunked_prefill,
             scheduling_policy=scheduling_policy,
             seed=seed,

@@ -144,6 +144,7 @@ class EngineLoop:
                 self.core.abandon(self._failure)
             else:
                 self.core.cancel_all()
+            self.core.close()
             self._core = None  # weights and KV pool go with it, whoever still holds the engine
 
 

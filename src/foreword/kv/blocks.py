@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+_CHUNK = 4096  # blocks; chunks without a free block are passed over, so that a search in a full pool stays short
+_FEW_RUNS = 1024
 
 
 class BlockAllocator:
@@ -20,6 +24,8 @@ class BlockAllocator:
         self.num_cached = 0
         self.num_evictable = 0
         self._free = bytearray(b"\x01" * num_blocks)  # searched for runs with bytearray.find
+        self._free_in = [min(_CHUNK, num_blocks - start) for start in range(0, num_blocks, _CHUNK)]  # per chunk
+        self._has_free = bytearray(b"\x01" * len(self._free_in))
         self._cached = bytearray(num_blocks)
         self._users = [0] * num_blocks
         self._cursor = 0  # where the next search for a run starts, past room left for growth
@@ -50,7 +56,7 @@ class BlockAllocator:
             self._take(start, missing, blocks)
             self._cursor = start + missing + room
             return blocks
-        runs = [match.span() for match in re.finditer(rb"\x01+", self._free)]  # fragmented: the longest runs first
+        runs = islice(self._free_runs(), max(count, _FEW_RUNS))  # fragmented: the longest of them first
         for start, end in sorted(runs, key=lambda run: run[0] - run[1]):
             self._take(start, min(end - start, count - len(blocks)), blocks)
             if len(blocks) == count:
@@ -95,15 +101,24 @@ class BlockAllocator:
         assert min(self._users, default=0) >= 0, "a block was released more often than it was used"
         assert len(free) + len(held) + len(cached) == self.num_blocks, "free + held + cached != total"
         assert (len(free), len(held), len(cached)) == (self.num_free, self.num_held, self.num_cached), "counts drifted"
+        counts = [sum(self._free[start : start + _CHUNK]) for start in range(0, self.num_blocks, _CHUNK)]
+        assert counts == self._free_in, "free blocks of a chunk miscounted"
+        assert list(self._has_free) == [count > 0 for count in counts], "a chunk with free blocks would be passed over"
         assert self.num_evictable == sum(self._users[b] == 0 for b in cached), "evictable count drifted"
 
     def _make_free(self, block: int) -> None:
         self._free[block] = 1
         self.num_free += 1
+        self._count_free(block // _CHUNK, 1)
 
     def _take(self, start: int, length: int, into: list[int]) -> None:
+        if not length:
+            return
         self._free[start : start + length] = bytes(length)
         self.num_free -= length
+        for chunk in range(start // _CHUNK, (start + length - 1) // _CHUNK + 1):
+            inside = min(start + length, (chunk + 1) * _CHUNK) - max(start, chunk * _CHUNK)
+            self._count_free(chunk, -inside)
         for block in range(start, start + length):
             self._users[block] = 1
         into.extend(range(start, start + length))
@@ -116,8 +131,34 @@ class BlockAllocator:
     def _find_run(self, count: int, room: int) -> int | None:
         """Where ``count`` free blocks lie side by side, with ``room`` behind them if possible."""
         for size in (count + room, count):
+            if size > self.num_free:
+                continue
             for begin in (self._cursor, 0):
-                start = self._free.find(b"\x01" * size, begin)
-                if start >= 0:
+                start = self._find(b"\x01" * size, begin)
+                if start is not None:
                     return start
         return None
+
+    def _find(self, run: bytes, begin: int) -> int | None:
+        for chunk in self._chunks_with_free(begin // _CHUNK):
+            start = self._free.find(run, max(begin, chunk * _CHUNK), (chunk + 1) * _CHUNK + len(run) - 1)
+            if start >= 0:
+                return start
+        return None
+
+    def _free_runs(self) -> Iterator[tuple[int, int]]:
+        """Free runs as (start, end); one that crosses chunks comes in parts."""
+        pattern = re.compile(rb"\x01+")
+        for chunk in self._chunks_with_free(0):
+            for match in pattern.finditer(self._free, chunk * _CHUNK, (chunk + 1) * _CHUNK):
+                yield match.span()
+
+    def _chunks_with_free(self, first: int) -> Iterator[int]:
+        chunk = self._has_free.find(1, first)
+        while chunk >= 0:
+            yield chunk
+            chunk = self._has_free.find(1, chunk + 1)
+
+    def _count_free(self, chunk: int, change: int) -> None:
+        self._free_in[chunk] += change
+        self._has_free[chunk] = self._free_in[chunk] > 0

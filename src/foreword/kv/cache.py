@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from foreword.core.validation import reject
 from foreword.kv.blocks import BlockAllocator
 from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segmented_lru
 from foreword.kv.explain import Evidence, Stop, find_stop
+from foreword.kv.pins import Pin, PinKey, PinLedger, Pinned
 from foreword.kv.prompt_log import PromptLog
-from foreword.kv.tree import Node, PrefixMatch, PrefixTree
+from foreword.kv.trace import TraceRecorder
+from foreword.kv.tree import Node, PrefixMatch, PrefixTree, holder_before
 
 _SHOWN = 512
 """Tokens behind the end of a match that an explanation looks at."""
@@ -29,14 +32,17 @@ class BlockCopy(NamedTuple):
 class BlockTable:
     """The blocks of one sequence, position by position; made and changed by the cache manager alone."""
 
-    __slots__ = ("namespace", "blocks", "cached_tokens", "node", "committed", "_runs")
+    __slots__ = ("namespace", "blocks", "cached_tokens", "node", "committed", "priority", "_runs")
 
-    def __init__(self, namespace: bytes, blocks: list[int], cached_tokens: int, node: Node, committed: int) -> None:
+    def __init__(
+        self, namespace: bytes, blocks: list[int], cached_tokens: int, node: Node, committed: int, priority: int
+    ) -> None:
         self.namespace = namespace
         self.blocks = blocks
         self.cached_tokens = cached_tokens  # tokens whose KV was there at allocation
         self.node = node  # the tree node that holds the last committed block
         self.committed = committed  # tokens whose blocks are in the tree
+        self.priority = priority  # of what it leaves in the cache: lower goes first
         self._runs: list[tuple[int, int]] | None = None
 
     @property
@@ -66,6 +72,8 @@ class KVCacheManager:
         block_size: tokens per block.
         policy: which cached blocks are evicted first.
         enable_prefix_caching: off, nothing is looked up or kept.
+        max_pinned_blocks: pins hold so many blocks at most; None allows a quarter of the pool.
+        trace: the scheduler tells it about each finished request; None records nothing.
     """
 
     def __init__(
@@ -75,21 +83,26 @@ class KVCacheManager:
         *,
         policy: EvictionPolicy = segmented_lru,
         enable_prefix_caching: bool = True,
+        max_pinned_blocks: int | None = None,
+        trace: TraceRecorder | None = None,
     ) -> None:
         self.block_size = block_size
         self.enabled = enable_prefix_caching
         self.allocator = BlockAllocator(num_blocks)
         self.evictions = 0
         self.log = PromptLog()
+        self.trace = trace
+        self.pins = PinLedger(block_size, num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
         self._queue: EvictionQueue[Node] = EvictionQueue()
         self._copies: list[BlockCopy] = []
         self._clock = 0
+        self._age = 0.0  # the highest value that was evicted
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had: free ones and cached ones that no sequence uses."""
+        """Blocks that can be had: free ones and cached ones that no sequence uses and no pin holds."""
         return self.allocator.num_free + self.allocator.num_evictable
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -115,15 +128,19 @@ class KVCacheManager:
         fresh = self.blocks_for(num_tokens) - len(match.blocks)
         return fresh <= self.num_available - kept - watermark
 
-    def allocate(self, namespace: bytes, match: PrefixMatch, num_tokens: int, room: int = 0) -> BlockTable:
+    def allocate(
+        self, namespace: bytes, match: PrefixMatch, num_tokens: int, room: int = 0, priority: int = 0
+    ) -> BlockTable:
         """Blocks for a sequence of ``num_tokens`` that starts with ``match``; ``room`` tokens may follow later.
+
+        What it computes or reuses is evicted after everything of a lower ``priority``.
 
         Matched whole blocks are shared. A match that ends inside a block is copied into the sequence's own block
         (copy-on-write), see ``take_copies``.
         """
         committed = len(match.blocks) * self.block_size
         node = self._tree(namespace).cut(match.node, committed)  # what is not reused keeps statistics of its own
-        self._touch(node)
+        self._touch(node, priority)
         self.allocator.share(match.blocks)
         if match.tail_block is not None:
             self.allocator.share([match.tail_block])  # until the copy is done
@@ -134,7 +151,7 @@ class KVCacheManager:
         )
         if match.tail_block is not None:
             self._copies.append(BlockCopy(match.tail_block, fresh[0], match.num_tokens - committed))
-        return BlockTable(namespace, match.blocks + fresh, match.num_tokens, node, committed)
+        return BlockTable(namespace, match.blocks + fresh, match.num_tokens, node, committed, priority)
 
     def can_grow(self, held: BlockTable, num_tokens: int) -> bool:
         """Whether ``grow`` would find room."""
@@ -162,7 +179,7 @@ class KVCacheManager:
             self.allocator.share([source])  # until the copy is done
             blocks += self._take_blocks(1, after=None)
             self._copies.append(BlockCopy(source, blocks[-1], rest))
-        return BlockTable(held.namespace, blocks, num_tokens, held.node, held.committed)
+        return BlockTable(held.namespace, blocks, num_tokens, held.node, held.committed, held.priority)
 
     def take_copies(self) -> list[BlockCopy]:
         """The copies that must be carried out before the next forward pass; see ``finish_copies``."""
@@ -179,7 +196,7 @@ class KVCacheManager:
         if not self.enabled or last <= first:
             return
         own = held.blocks[first:last]
-        held.node, stored = self._tree(held.namespace).insert(held.node, tokens, held.committed, own)
+        held.node, stored = self._tree(held.namespace).insert(held.node, tokens, held.committed, own, held.priority)
         for mine, kept in zip(own, stored, strict=True):
             if mine == kept:
                 self.allocator.cache(mine)
@@ -188,7 +205,7 @@ class KVCacheManager:
                 self.allocator.release([mine])
         held.replace(first, stored)
         held.committed = last * self.block_size
-        self._keep(held.namespace, held.node, len(own))
+        self._keep(held, held.node, len(own))
 
     def release(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
         """The sequence is done with its blocks; what it computed is kept, the part-filled last block too."""
@@ -196,10 +213,10 @@ class KVCacheManager:
         if self.enabled and num_computed > held.committed and not self._copies_into(held):
             block = held.blocks[held.committed // self.block_size]
             tree = self._tree(held.namespace)
-            leaf = tree.insert_tail(held.node, tokens[:num_computed], held.committed, block)
+            leaf = tree.insert_tail(held.node, tokens[:num_computed], held.committed, block, held.priority)
             if leaf is not None:
                 self.allocator.cache(block)
-                self._keep(held.namespace, leaf, 1)
+                self._keep(held, leaf, 1)
         self.discard(held)
 
     def discard(self, held: BlockTable) -> None:
@@ -215,8 +232,60 @@ class KVCacheManager:
         """Copies still to be carried out: until then the tokens are not there, and should the step fail, never."""
         return [copy for copy in self._copies if copy.target in held.blocks]
 
+    def pin(self, namespace: bytes, tokens: list[int], *, now_s: float, ttl_s: float | None = None) -> Pinned:
+        """Never evict what is cached of ``tokens``, for ``ttl_s`` seconds from ``now_s`` or until it is unpinned.
+
+        A prefix that ends inside a block pins that whole block. What is not cached cannot be pinned: the result says
+        how many tokens are, 0 where none was. The same prefix may be pinned several times and then takes as many
+        unpins; the longest time asked for counts, and when it has passed all of them lapse.
+
+        Raises:
+            ValueError: ``ttl_s`` is not positive, or ``max_pinned_blocks`` would be passed; nothing is changed then.
+        """
+        if ttl_s is not None and not ttl_s > 0:
+            reject("ttl", ttl_s, "give a positive number of seconds, or None to pin until it is unpinned")
+        self.expire_pins(now_s)
+        match = self.lookup(namespace, tokens, len(tokens))
+        blocks = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
+        if not blocks:
+            return Pinned(0, 0)
+        self.pins.check_room(blocks)
+        key, deadline_s = (namespace, tuple(tokens)), float("inf") if ttl_s is None else now_s + ttl_s
+        pin = Pin(match.num_tokens, blocks, *self._last_place(namespace, match, tokens), 1, deadline_s)
+        self.allocator.share(blocks)  # a pin uses its blocks like a sequence that never ends
+        earlier = self.pins.get(key)
+        if earlier is not None:
+            self._drop_pin(key)
+            pin = pin._replace(times=earlier.times + 1, deadline_s=max(deadline_s, earlier.deadline_s))
+        self.pins.add(key, pin)
+        return Pinned(match.num_tokens, len(blocks))
+
+    def unpin(self, namespace: bytes, tokens: list[int]) -> bool:
+        """Take one pin of exactly ``tokens`` back. False if there is none (it was never made, or has lapsed)."""
+        key = (namespace, tuple(tokens))
+        pin = self.pins.get(key)
+        if pin is None:
+            return False
+        if pin.times > 1:
+            self.pins.lower(key)
+        else:
+            self._drop_pin(key)
+        return True
+
+    def expire_pins(self, now_s: float) -> None:
+        """Let pins lapse whose time has passed. Costs a comparison when there is none."""
+        while (key := self.pins.next_lapsed(now_s)) is not None:
+            self._drop_pin(key)
+
+    def drop_oldest_pin(self) -> bool:
+        """Take the oldest pin back, however often it was made; False if there is none."""
+        key = self.pins.oldest
+        if key is not None:
+            self._drop_pin(key)
+        return key is not None
+
     def reset(self) -> int:
-        """Forget every cached block that no sequence uses. Returns how many."""
+        """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
         count = self.allocator.num_evictable
         self._evict(count)
         return count
@@ -224,12 +293,37 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless free + held + cached = all and the trees are in order."""
         self.allocator.check_integrity()
+        self.pins.check_integrity()
         cached: list[int] = []
         for tree in self._trees.values():
             tree.check_integrity()
             for node in tree.nodes():
                 cached += node.blocks
         assert len(cached) == len(set(cached)) == self.allocator.num_cached, "a cached block is in no node, or in two"
+        pinned = {block for block in cached if self.pins.count(block)}
+        assert len(pinned) == self.pins.num_blocks, "a pinned block is not cached"
+        assert all(self.allocator.users(block) >= self.pins.count(block) for block in pinned), "a pin holds nothing"
+
+    def close(self) -> None:
+        """Write out what is left of the trace."""
+        if self.trace is not None:
+            self.trace.close()
+
+    def _last_place(self, namespace: bytes, match: PrefixMatch, tokens: list[int]) -> tuple[Node, int]:
+        """Where the last block of a match lies: a node, and a position behind the block's first token."""
+        size, node = self.block_size, match.node
+        if match.tail_block is None:
+            return node, match.num_tokens
+        if node.end <= len(match.blocks) * size:  # not inside it, so in a child
+            child, _ = self._tree(namespace).closest_child(node, tokens, node.end, len(tokens))
+            assert child is not None
+            node = child
+        return node, len(match.blocks) * size + 1
+
+    def _drop_pin(self, key: PinKey) -> None:
+        pin = self.pins.remove(key)
+        self.allocator.release(pin.blocks)
+        self._enqueue(holder_before(pin.node, pin.end))  # the queue lets go of leaves that end in a pinned block
 
     def _tree(self, namespace: bytes) -> PrefixTree:
         tree = self._trees.get(namespace)
@@ -237,48 +331,56 @@ class KVCacheManager:
             tree = self._trees[namespace] = PrefixTree(self.block_size)
         return tree
 
-    def _keep(self, namespace: bytes, node: Node, num_blocks: int) -> None:
+    def _keep(self, held: BlockTable, node: Node, num_blocks: int) -> None:
         """Account for blocks that entered the tree, and drop a shorter version of the same last block."""
         self._clock += num_blocks
-        node.last_access = self._clock
-        tree = self._tree(namespace)
+        node.last_access, node.age = self._clock, self._age
+        node.priority = max(node.priority, held.priority)
+        tree = self._tree(held.namespace)
         while (tail := tree.shorter_tail(node)) is not None and self.allocator.users(tail.blocks[0]) == 0:
             self._queue.discard(tail)
             self.allocator.uncache(tail.drop_last_block(self.block_size))
         self._enqueue(node)
 
-    def _touch(self, node: Node) -> None:
+    def _touch(self, node: Node, priority: int) -> None:
         """A request reuses ``node`` and all above it."""
         self._clock += 1
         step: Node | None = node
         while step is not None and step.parent is not None:
-            step.last_access = self._clock
+            step.last_access, step.age = self._clock, self._age
             step.hits += 1
+            step.priority = max(step.priority, priority)
             self._enqueue(step)
             step = step.parent
 
     def _enqueue(self, node: Node) -> None:
         if not node.children and node.parent is not None:
-            stats = NodeStats(node.last_access, node.hits, self.allocator.num_blocks)
-            self._queue.push(node, self._policy(stats))
+            self._queue.push(node, self._value(node), node.priority)
+
+    def _value(self, node: Node) -> float:
+        capacity, depth = self.allocator.num_blocks, self.blocks_for(node.end)
+        return self._policy(NodeStats(node.last_access, node.hits, capacity, node.branches, depth, node.age))
 
     def _take_blocks(self, count: int, *, after: int | None, room: int = 0) -> list[int]:
         self._evict(count - self.allocator.num_free)
         return self.allocator.allocate(count, after=after, room=room)
 
     def _evict(self, count: int) -> None:
-        """Free ``count`` cached blocks: leaves first, tails before heads, never one in use."""
+        """Free ``count`` cached blocks: leaves first, tails before heads, never one in use or pinned."""
         in_use: list[Node] = []
         while count > 0:
             node = self._queue.pop()
             assert node is not None, "evicting more blocks than are evictable"
             if node.children or not node.blocks:
                 continue
+            if not self.allocator.users(node.blocks[-1]):
+                self._age = max(self._age, self._value(node))
             while count > 0 and node.blocks and not self.allocator.users(node.blocks[-1]):
                 self.allocator.uncache(self._drop_last_block(node))
                 count -= 1
             if node.blocks:
-                in_use.append(node)
+                if not self.pins.count(node.blocks[-1]):
+                    in_use.append(node)
             elif node.parent is not None:
                 self._enqueue(node.parent)
         for node in in_use:

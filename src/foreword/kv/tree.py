@@ -21,7 +21,19 @@ Items = list[int] | tuple[int, ...] | bytes | str
 class Node:
     """``tokens[i * block_size : (i + 1) * block_size]`` have their KV in ``blocks[i]``."""
 
-    __slots__ = ("parent", "start", "tokens", "blocks", "children", "keys", "last_access", "hits")
+    __slots__ = (
+        "parent",
+        "start",
+        "tokens",
+        "blocks",
+        "children",
+        "keys",
+        "last_access",
+        "hits",
+        "branches",
+        "age",
+        "priority",
+    )
 
     def __init__(self, parent: Node | None, start: int, tokens: list[int], blocks: list[int]) -> None:
         self.parent = parent
@@ -32,6 +44,9 @@ class Node:
         self.keys: list[tuple[int, ...]] = []  # keys[i]: the tokens of children[i]'s first block
         self.last_access = 0
         self.hits = 0
+        self.branches = 0  # sequences that went on behind it in another way than those before
+        self.age = 0.0
+        self.priority = 0
 
     @property
     def end(self) -> int:
@@ -97,17 +112,20 @@ class PrefixTree:
         """See to it that a node ends at ``position``, a block border inside ``node`` or its end; returns that node."""
         return self._split(node, position) if node.start < position < node.end else node
 
-    def insert(self, node: Node, tokens: list[int], start: int, blocks: list[int]) -> tuple[Node, list[int]]:
+    def insert(
+        self, node: Node, tokens: list[int], start: int, blocks: list[int], priority: int = 0
+    ) -> tuple[Node, list[int]]:
         """Store whole blocks for ``tokens[start : start + len(blocks) * block_size]``.
 
         ``node`` is what an earlier insert or match returned for the tokens before ``start``.
-        Where the tree already has the same tokens, its own block stays and the new one is not taken.
+        Where the tree already has the same tokens, its own block stays and the new one is not taken. What is new gets
+        ``priority``.
 
         Returns:
             The node that now holds the last of them, and the tree's blocks for these tokens.
         """
         size, position, end = self.block_size, start, start + len(blocks) * self.block_size
-        node = _holder_before(node, start)
+        node = holder_before(node, start)
         stored: list[int] = []
         while position < end:
             common = common_prefix_length(node.tokens, position - node.start, tokens, position, end - position) // size
@@ -123,13 +141,13 @@ class PrefixTree:
                 node = child
                 continue
             fresh = blocks[(position - start) // size :]
-            node = self._append(node, tokens[position:end], fresh)
+            node = self._append(node, tokens[position:end], fresh, priority)
             return node, stored + fresh
         return node, stored
 
-    def insert_tail(self, node: Node, tokens: list[int], start: int, block: int) -> Node | None:
+    def insert_tail(self, node: Node, tokens: list[int], start: int, block: int, priority: int = 0) -> Node | None:
         """Store a part-filled block for ``tokens[start:]`` behind ``node``; None if the tree covers those tokens."""
-        node = _holder_before(node, start)
+        node = holder_before(node, start)
         if start < node.end:
             if common_prefix_length(node.tokens, start - node.start, tokens, start, len(tokens)) == len(tokens) - start:
                 return None
@@ -137,7 +155,7 @@ class PrefixTree:
         child, common = self.closest_child(node, tokens, start, len(tokens))
         if child is not None and common == len(tokens) - start:
             return None
-        return self._add_child(node, tokens[start:], [block])
+        return self._add_child(node, tokens[start:], [block], priority)
 
     def shorter_tail(self, node: Node) -> Node | None:
         """A part-filled sibling that ``node`` makes superfluous, because its tokens begin ``node``'s."""
@@ -180,21 +198,23 @@ class PrefixTree:
                     best, longest = node.children[i], common
         return best, longest
 
-    def _append(self, node: Node, tokens: list[int], blocks: list[int]) -> Node:
+    def _append(self, node: Node, tokens: list[int], blocks: list[int], priority: int) -> Node:
         """Lengthen ``node`` if it is a leaf nobody has reused (a reused one keeps its own rank), else add a child."""
-        if node.parent is None or node.children or node.hits:
-            return self._add_child(node, tokens, blocks)
+        if node.parent is None or node.children or node.hits or node.priority != priority:
+            return self._add_child(node, tokens, blocks, priority)
         node.tokens += tokens
         node.blocks += blocks
         return node
 
-    def _add_child(self, node: Node, tokens: list[int], blocks: list[int]) -> Node:
+    def _add_child(self, node: Node, tokens: list[int], blocks: list[int], priority: int) -> Node:
         child = Node(node, node.end, tokens, blocks)
-        child.last_access = node.last_access
+        child.last_access, child.age, child.priority = node.last_access, node.age, priority
         key = tuple(tokens[: self.block_size])
         index = bisect_left(node.keys, key)
         node.keys.insert(index, key)
         node.children.insert(index, child)
+        if len(node.children) > (1 if self.shorter_tail(child) is None else 2):  # a fuller last block is no other way
+            node.branches += 1
         return child
 
     def _split(self, node: Node, position: int) -> Node:
@@ -202,7 +222,7 @@ class PrefixTree:
         assert node.parent is not None
         tokens, blocks = position - node.start, (position - node.start) // self.block_size
         front = Node(node.parent, node.start, node.tokens[:tokens], node.blocks[:blocks])
-        front.last_access, front.hits = node.last_access, node.hits
+        front.last_access, front.hits, front.age, front.priority = node.last_access, node.hits, node.age, node.priority
         index = bisect_left(node.parent.keys, tuple(front.tokens[: self.block_size]))
         node.parent.children[index] = front
         node.parent, node.start = front, position
@@ -211,7 +231,7 @@ class PrefixTree:
         return front
 
 
-def _holder_before(node: Node, position: int) -> Node:
+def holder_before(node: Node, position: int) -> Node:
     """``node`` or the ancestor that holds the token before ``position``: a split moves a node's front upwards."""
     while node.parent is not None and position <= node.start:
         node = node.parent

@@ -98,8 +98,11 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> StepPlan:
         """Choose the next step. Reserves blocks, admits and preempts; ``now_s`` is the monotonic clock."""
+        self.cache.expire_pins(now_s)
         chunks = self._schedule_decodes()
         chunks += self._schedule_prefills(self.max_num_batched_tokens - len(chunks), now_s)
+        while self.waiting and not (self.running or chunks) and self._take_a_pin_back():
+            chunks = self._schedule_prefills(self.max_num_batched_tokens, now_s)
         return StepPlan(self.cache.take_copies(), chunks)
 
     def advance(self, plan: StepPlan) -> None:
@@ -143,6 +146,16 @@ class Scheduler:
             self._leave(sequence, keep=False)
         return failed
 
+    def _take_a_pin_back(self) -> bool:
+        """Nobody runs, and yet who waits finds no room: rather than wait for ever it gets that of the oldest pin."""
+        taken = self.cache.drop_oldest_pin()
+        if taken:
+            logger.warning(
+                "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
+                "kv_cache_memory", max(len(sequence.token_ids) for sequence in self.waiting),
+            )  # fmt: skip
+        return taken
+
     def _leave(self, sequence: Sequence, *, keep: bool) -> None:
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
@@ -150,6 +163,14 @@ class Scheduler:
             self.running.remove(sequence)
             self._give_up_blocks(sequence, keep=keep)
         sequence.status = Status.FINISHED
+        if self.cache.trace is not None and sequence.cached_tokens is not None:  # it was admitted
+            self.cache.trace.record(
+                sequence.request.namespace,
+                sequence.token_ids[: max(sequence.num_prompt, sequence.num_computed)],
+                num_prompt=0 if sequence.index else sequence.num_prompt,  # a fork has its prompt without looking it up
+                admitted_s=sequence.first_scheduled_s or 0.0,
+                priority=sequence.request.params.cache_priority,
+            )
 
     def _give_up_blocks(self, sequence: Sequence, *, keep: bool = True) -> None:
         assert sequence.blocks is not None
@@ -280,7 +301,10 @@ class Scheduler:
                 return False
         if sequence.cached_tokens is None:
             self._log(sequence)
-        sequence.blocks = self.cache.allocate(sequence.request.namespace, match, total, sequence.request.max_tokens)
+        request = sequence.request
+        sequence.blocks = self.cache.allocate(
+            request.namespace, match, total, request.max_tokens, request.params.cache_priority
+        )
         sequence.num_computed = match.num_tokens
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)

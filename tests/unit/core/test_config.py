@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,10 @@ def test_equal_options_are_equal_keys() -> None:
     assert a == b
     assert hash(a) == hash(b)
     assert a != EngineConfig(model="m")
-    assert EngineConfig(model="m", kv_cache_memory="1KiB") == EngineConfig(model="m", kv_cache_memory=1024)
+    for memory in ("kv_cache_memory", "max_pinned_memory"):
+        assert EngineConfig(model="m", **{memory: "1KiB"}) == EngineConfig(model="m", **{memory: 1024})
+    assert EngineConfig(model="m", cache_trace=Path("t")) == EngineConfig(model="m", cache_trace="t")  # type: ignore[arg-type]
+    assert EngineConfig(model="m", max_pinned_memory=0).max_pinned_memory == 0
 
 
 def test_sampling_params_normalise_and_copy() -> None:

@@ -38,6 +38,8 @@ class FakeCore:
     def abandon(self, error: BaseException) -> None:
         self.ended.append(error)
 
+    def close(self) -> None: ...
+
 
 @pytest.fixture
 def core() -> FakeCore:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from foreword.kv import blocks
 from foreword.kv.blocks import BlockAllocator
 from foreword.kv.cache import KVCacheManager
 
@@ -67,6 +70,26 @@ def test_shared_blocks_live_until_the_last_user_leaves() -> None:
     ledger.uncache(blocks[0])
     assert (ledger.num_free, ledger.num_cached, ledger.num_evictable) == (4, 0, 0)
     ledger.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_are_found_across_chunks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search passes over full chunks and misses no run, one across their borders neither."""
+    monkeypatch.setattr(blocks, "_CHUNK", 4)
+    rng = random.Random(seed)
+    ledger, held = BlockAllocator(rng.randint(20, 41)), list[list[int]]()
+    for _ in range(150):
+        if held and rng.random() < 0.5:
+            ledger.release(held.pop(rng.randrange(len(held))))
+        count = rng.randint(1, 9)
+        if count <= ledger.num_free:
+            runs = bytes(ledger._free).split(b"\x00")
+            taken = ledger.allocate(count, room=rng.choice([0, 0, 3]))
+            assert len(set(taken)) == count
+            if max(map(len, runs)) >= count:
+                assert taken == list(range(taken[0], taken[0] + count)), "there was a run, and it was not found"
+            held.append(taken)
+        ledger.check_integrity()
 
 
 @pytest.mark.parametrize("damage", ["double release", "lost block", "count"])

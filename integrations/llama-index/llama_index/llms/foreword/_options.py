@@ -94,6 +94,9 @@ class ForewordOptions(FunctionCallingLLM):
         default=None,
         description="What every answer must look like: one of json_schema, regex, grammar and choices.",
     )
+    cache_priority: int = Field(
+        default=0, description="Of the KV that a call computes or reuses: lower is evicted first."
+    )
     cache_salt: str | None = Field(
         default=None,
         repr=False,
