@@ -17,6 +17,7 @@ hardly shows, and mapping costs page faults instead.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -116,6 +117,9 @@ class SegmentFiles:
 
         Returns:
             Their names.
+
+        Raises:
+            OSError: the rest does not fit either, and cannot be removed.
         """
         files, total = [], 0
         for folder in self._folders():
@@ -125,6 +129,8 @@ class SegmentFiles:
                     continue
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
                     total += status.st_size
                     if depth is not None:
                         files.append((status.st_mtime_ns, -depth, status.st_size, entry.path))
@@ -134,10 +140,11 @@ class SegmentFiles:
         for *_, size, path in sorted(files):
             if total <= self.max_bytes:
                 break
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            if _remove(path):
                 removed.append(os.path.basename(path))
-            total -= size
+                total -= size
+        if total > self.max_bytes:
+            raise OSError(errno.ENOSPC, f"{total} bytes are in use, max_bytes is {self.max_bytes}, nothing can go")
         return removed
 
     def clean(self) -> int:
@@ -159,13 +166,7 @@ class SegmentFiles:
 
     def remove(self, name: str) -> bool:
         """Remove a file; whether it is gone."""
-        try:
-            os.unlink(self.folder / name)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return False
-        return True
+        return _remove(self.folder / name)
 
     def _folders(self) -> list[str]:
         """The folders of all namespaces, of other versions too."""
@@ -209,6 +210,16 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except FileNotFoundError:
         return []
+
+
+def _remove(path: str | Path) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def _remove_abandoned(path: str) -> int:
