@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import random
@@ -69,11 +70,13 @@ def stored(tmp_path: Path) -> Path:
 
 def recovers(directory: Path, at_most: int, warnings: Warnings, *, fresh: bool) -> None:
     """A damaged file costs one warning and what it held; storing that again heals, for this process and the next."""
+    damaged = files(directory)[0]
     tier = open_tier(directory)
     if fresh:
         assert len(warnings()) == 1
     for _ in range(3):
         assert read_checked(tier, TOKENS) <= at_most
+    assert not damaged.exists()
     if not fresh:
         assert len(warnings()) == 1
     assert tier.stats.corrupt == 1
@@ -221,6 +224,7 @@ def test_something_else_in_place_of_a_file(stored: Path, kind: str, warnings: Wa
     assert read_checked(tier, TOKENS) == 0
     assert read_checked(tier, TOKENS) == 0
     assert len(warnings()) == 1
+    assert os.path.lexists(path)
 
 
 def failing(number: int, path: str | None = None) -> Callable[..., Any]:
@@ -376,6 +380,40 @@ def test_temporary_files_of_living_writers_stay(stored: Path) -> None:
         assert temporaries(stored) == [file.path]
         assert file.path.stat().st_size == 1000  # others know how much it will take
     assert temporaries(stored) == []
+
+
+def test_a_temporary_file_that_is_taken_before_it_is_locked(
+    stored: Path, warnings: Warnings, monkeypatch: Patch
+) -> None:
+    """Another process may clean up in the instant between a file's creation and its lock: the writer makes another."""
+    tier, flock, taken = open_tier(stored), fcntl.flock, temporaries(stored)
+
+    def late(descriptor: int, operation: int) -> None:
+        if not taken:
+            taken.extend(temporaries(stored))
+            taken[0].unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    store(tier, [1, 2, 3, 4])
+    assert len(taken) == 1
+    assert read_checked(tier, [1, 2, 3, 4]) == 4
+    assert warnings() == []
+    tier.close()
+
+
+def test_without_file_locks(stored: Path, monkeypatch: Patch) -> None:
+    """On a file system that has none, writing works, and only age tells what is abandoned."""
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOTSUP))
+    old, new = files(stored)[0].with_name(".0123.tmp"), files(stored)[0].with_name(".4567.tmp")
+    old.write_bytes(b"x")
+    new.write_bytes(b"x")
+    os.utime(old, (1e9, 1e9))
+    tier = open_tier(stored)
+    assert temporaries(stored) == [new]
+    store(tier, [1, 2, 3, 4])
+    assert read_checked(tier, [1, 2, 3, 4]) == 4
+    tier.close()
 
 
 def test_abandoned_temporary_files_go_before_others(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -183,6 +184,20 @@ def test_an_unchanged_folder_is_not_looked_through(tier: DiskTier, monkeypatch: 
     assert len(listings) == 2
 
 
+def test_a_change_within_the_same_instant_is_seen(opened: Opened, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Coarse clocks: a folder that has just changed may change again and show the same time."""
+    monkeypatch.setattr(disk, "SCAN_SHARE", 0)
+    first, second = opened(), opened()
+    store(second, TOKENS)
+    folder = files(tmp_path)[0].parent
+    now = time.time_ns()
+    os.utime(folder, ns=(now, now))
+    assert first.lookup([1, 2], 0, 2) == []
+    store(second, [1, 2])
+    os.utime(folder, ns=(now, now))
+    assert matched(first.lookup([1, 2], 0, 2)) == 2
+
+
 def used(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*/*"))
 
@@ -283,6 +298,20 @@ def test_tokens_are_compared_not_only_hashed(opened: Opened, monkeypatch: Patch)
     assert matched(tier.lookup(TOKENS[:4], 0, 4)) == 4
     assert matched(tier.lookup([*TOKENS[:3], 9], 0, 4)) == 3
     assert tier.lookup([9, 9, 9, 9], 0, 4) == []
+
+
+def test_a_block_in_two_files_outlives_one_of_them(opened: Opened, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Two processes that store overlapping sequences at once both succeed, and the later file serves both."""
+    monkeypatch.setattr(disk, "SCAN_SHARE", 0)
+    first, second = opened(), opened()
+    store(first, TOKENS[:8])
+    store(second, TOKENS[:20])
+    short, long = sorted(files(tmp_path), key=lambda path: path.stat().st_size)
+    assert read_checked(first, TOKENS) == 20
+    short.unlink()
+    assert first.lookup([9], 0, 1) == []  # looks at the folder
+    assert read_checked(first, TOKENS) == 20
+    assert first.stats.bytes == long.stat().st_size
 
 
 def in_common(a: list[int], b: list[int]) -> int:
