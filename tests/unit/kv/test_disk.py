@@ -264,7 +264,7 @@ def test_a_full_queue_drops_and_counts(tier: DiskTier, monkeypatch: Patch) -> No
     monkeypatch.setattr(disk_writer, "QUEUE_BYTES", 8 * BLOCK * SLOT)
     gate = threading.Event()
     make_room = tier._files.make_room
-    monkeypatch.setattr(tier._files, "make_room", lambda: (gate.wait(), make_room())[1])
+    monkeypatch.setattr(tier._files, "make_room", lambda: (gate.wait(10), make_room())[1])
     assert tier.write(TOKENS, 0, contents(TOKENS))
     assert tier.covered(TOKENS) == 22  # about to be written
     assert tier.lookup(TOKENS, 0, 22) == []
