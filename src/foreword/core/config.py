@@ -45,6 +45,8 @@ class EngineConfig:
     eviction_policy: Any = "slru"
     max_pinned_memory: int | str | None = None
     cache_trace: str | None = None
+    cache_dir: str | None = None
+    max_disk_cache: int | str = "8GiB"
     enable_chunked_prefill: bool = True
     scheduling_policy: Any = "fcfs"
     seed: int | None = None
@@ -74,7 +76,7 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             reject("gpu_memory_utilization", share, "give a share in (0, 1]")
-        for field, least in (("kv_cache_memory", 1), ("max_pinned_memory", 0)):
+        for field, least in (("kv_cache_memory", 1), ("max_pinned_memory", 0), ("max_disk_cache", 1)):
             value = getattr(self, field)
             if value is None:
                 continue
@@ -82,10 +84,11 @@ class EngineConfig:
             if memory < least:
                 reject(field, value, f"give a number of bytes, at least {least}")
             object.__setattr__(self, field, memory)  # equal sizes make equal configs
-        if isinstance(self.cache_trace, os.PathLike):
-            object.__setattr__(self, "cache_trace", os.fspath(self.cache_trace))
-        if self.cache_trace is not None and not (isinstance(self.cache_trace, str) and self.cache_trace):
-            reject("cache_trace", self.cache_trace, "give the path of a file, or None")
+        for field, kind in (("cache_trace", "file"), ("cache_dir", "directory")):
+            if isinstance(path := getattr(self, field), os.PathLike):
+                object.__setattr__(self, field, path := os.fspath(path))
+            if path is not None and not (isinstance(path, str) and path):
+                reject(field, path, f"give the path of a {kind}, or None")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             reject("seed", self.seed, "give an integer")
 

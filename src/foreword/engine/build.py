@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from foreword import __version__
 from foreword.core.config import EngineConfig
 from foreword.core.errors import ModelLoadError
 from foreword.core.validation import reject
@@ -20,9 +21,11 @@ from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import create_policy as create_eviction_policy
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
+from foreword.kv.store import DiskStore
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
-from foreword.model.load import fingerprint, load_model, stored_quantization
+from foreword.model.digest import fingerprint, full_digest
+from foreword.model.load import load_model, stored_quantization
 from foreword.model.source import home, resolve
 from foreword.ops import create_ops, default_dtype
 from foreword.ops.protocol import Ops, Quantization
@@ -75,8 +78,9 @@ def build(config: EngineConfig) -> EngineParts:
     ops.calibrate(model.shape, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
     num_blocks = _num_blocks(config, geometry, max_model_len)
+    spare = config.cache_dir is not None  # a block through which others go to disk
     try:
-        pool = KVPool(geometry, num_blocks, config.block_size, device)
+        pool = KVPool(geometry, num_blocks + spare, config.block_size, device)
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
         reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much memory ({error})")
     pinned = config.max_pinned_memory
@@ -88,6 +92,7 @@ def build(config: EngineConfig) -> EngineParts:
         enable_prefix_caching=config.enable_prefix_caching,
         max_pinned_blocks=None if pinned is None else pinned // (geometry.bytes_per_token * config.block_size),
         trace=None if config.cache_trace is None else TraceRecorder(config.cache_trace, config.block_size, num_blocks),
+        store=_store(config, pool, ops),
     )
     scheduler = Scheduler(
         cache,
@@ -108,7 +113,7 @@ def build(config: EngineConfig) -> EngineParts:
         backend=backend,
         tokenizer=tokenizer,
         limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
-        namespace=_namespace(source.directory, geometry, config.block_size, ops, quantization),
+        namespace=_namespace(config, source.directory, geometry, ops, quantization),
     )
 
 
@@ -193,9 +198,25 @@ def _container_memory(unlimited: int) -> int:
         return unlimited
 
 
+def _store(config: EngineConfig, pool: KVPool, ops: Ops) -> DiskStore | None:
+    if config.cache_dir is None:
+        return None
+    assert isinstance(config.max_disk_cache, int)  # the configuration has parsed it
+    try:
+        return DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots)
+    except ValueError as error:
+        reject("max_disk_cache", config.max_disk_cache, str(error))
+
+
 def _namespace(
-    directory: Path, geometry: KVGeometry, block_size: int, ops: Ops, quantization: Quantization | None
+    config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, quantization: Quantization | None
 ) -> Namespace:
-    config = (directory / "config.json").read_text()
-    layout = f"{geometry} in blocks of {block_size}; {ops.kv_layout}"
-    return Namespace(weights=f"{fingerprint(directory)} {quantization}", config=config, layout=layout)
+    """What KV depends on. On disk it meets other machines and versions, and every byte of the weights counts."""
+    model = (directory / "config.json").read_text()
+    layout = f"{geometry} in blocks of {config.block_size}; {ops.kv_layout}"
+    if config.cache_dir is None:
+        weights = fingerprint(directory)
+    else:
+        weights = full_digest(directory, home() / "machine")
+        layout += f"; foreword {__version__}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    return Namespace(weights=f"{weights} {quantization}", config=model, layout=layout)

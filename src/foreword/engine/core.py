@@ -100,6 +100,7 @@ class EngineCore:
             blocks_cached=allocator.num_cached,
             prompt_tokens=scheduler.stats.prompt_tokens,
             tokens_reused=scheduler.stats.tokens_reused,
+            tokens_restored=scheduler.cache.restored_tokens,
             tokens_prefilled=scheduler.stats.tokens_prefilled,
             tokens_generated=self._tokens_generated,
             preemptions=scheduler.stats.preemptions,
@@ -189,7 +190,7 @@ class EngineCore:
         for completion in state.live:
             completion.finish_reason, completion.error = reason, error
             if completion.sequence is not None:
-                self.scheduler.finish(completion.sequence)
+                self.scheduler.finish(completion.sequence, keep=reason != "error")
             self._deliver(state, completion, completion.rest())
 
 

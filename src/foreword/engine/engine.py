@@ -55,6 +55,9 @@ class Engine:
             :class:`foreword.NodeStats` to a number, the lowest going first.
         max_pinned_memory: what pins may hold, in bytes or as text such as "64MiB". None allows a quarter of the KV.
         cache_trace: a file to which one line per request is appended, without any text, for ``foreword cache replay``.
+        cache_dir: a directory where KV is kept on disk too: a later process that is given it goes on with what this one
+            computed, checked and bit for bit; processes may share it. Salts keep their files apart.
+        max_disk_cache: what ``cache_dir`` may hold, in bytes or as text.
         enable_chunked_prefill: split prompts over steps, so that running requests keep their pace.
         scheduling_policy: "fcfs", "priority", "shortest_prefill_first", "longest_prefix_match", or a class with a
             method ``key(candidate)`` (see :class:`foreword.SchedulingPolicy`).
@@ -94,6 +97,8 @@ class Engine:
         eviction_policy: str | EvictionPolicy = "slru",
         max_pinned_memory: int | str | None = None,
         cache_trace: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        max_disk_cache: int | str = "8GiB",
         enable_chunked_prefill: bool = True,
         scheduling_policy: str | SchedulingPolicy | type[SchedulingPolicy] = "fcfs",
         seed: int | None = None,
@@ -115,6 +120,8 @@ class Engine:
             eviction_policy=eviction_policy,
             max_pinned_memory=max_pinned_memory,
             cache_trace=os.fspath(cache_trace) if cache_trace is not None else None,
+            cache_dir=os.fspath(cache_dir) if cache_dir is not None else None,
+            max_disk_cache=max_disk_cache,
             enable_chunked_prefill=enable_chunked_prefill,
             scheduling_policy=scheduling_policy,
             seed=seed,

@@ -6,7 +6,8 @@ nothing; action methods (``allocate``, ``grow``) trust their answers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from foreword.core.validation import reject
 from foreword.kv.blocks import BlockAllocator
@@ -27,6 +28,22 @@ class BlockCopy(NamedTuple):
     source: int
     target: int
     num_tokens: int
+
+
+class BlockStore(Protocol):
+    """Where computed blocks are kept besides the pool."""
+
+    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
+        """How many of ``tokens[start:limit]`` are stored in a row from ``start``, a block border, on."""
+
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
+        """Fill ``blocks`` with the stored KV of ``tokens[start:limit]``; how many tokens of it were there."""
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
+        """Store the KV of ``tokens``, which ``blocks`` hold."""
+
+    def close(self) -> None:
+        """Write what is waiting."""
 
 
 class BlockTable:
@@ -74,6 +91,7 @@ class KVCacheManager:
         enable_prefix_caching: off, nothing is looked up or kept.
         max_pinned_blocks: pins hold so many blocks at most; None allows a quarter of the pool.
         trace: the scheduler tells it about each finished request; None records nothing.
+        store: keeps what is computed, and has what was; None forgets it with the pool.
     """
 
     def __init__(
@@ -85,6 +103,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int | None = None,
         trace: TraceRecorder | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         self.block_size = block_size
         self.enabled = enable_prefix_caching
@@ -92,6 +111,8 @@ class KVCacheManager:
         self.evictions = 0
         self.log = PromptLog()
         self.trace = trace
+        self.restored_tokens = 0
+        self._store = store if enable_prefix_caching else None
         self.pins = PinLedger(block_size, num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
@@ -117,6 +138,10 @@ class KVCacheManager:
         """Where the match of ``tokens`` ends, and what may tell why. Changes nothing."""
         tree = self._trees.get(namespace)
         stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
+        if self._store is not None and stop.num_tokens < len(tokens):
+            border = stop.num_tokens // self.block_size * self.block_size
+            stored = border + self._store.peek(namespace, tokens, border, len(tokens))
+            stop = Stop(stored, []) if stored > stop.num_tokens else stop
         if stop.num_tokens == len(tokens):
             return Evidence(stop, [], None)
         return Evidence(stop, self.log.near(namespace, tokens), self.log.elsewhere(namespace, tokens))
@@ -152,6 +177,16 @@ class KVCacheManager:
         if match.tail_block is not None:
             self._copies.append(BlockCopy(match.tail_block, fresh[0], match.num_tokens - committed))
         return BlockTable(namespace, match.blocks + fresh, match.num_tokens, node, committed, priority)
+
+    def restore(self, held: BlockTable, tokens: list[int], limit: int) -> None:
+        """Fetch what the store has of ``tokens[:limit]`` beyond the match that ``held`` was allocated with."""
+        if self._store is None:
+            return
+        whole = held.committed // self.block_size
+        loaded = self._store.load(held.namespace, tokens, held.committed, limit, held.blocks[whole:])
+        if held.committed + loaded > held.cached_tokens:
+            self.restored_tokens += held.committed + loaded - held.cached_tokens
+            held.cached_tokens = held.committed + loaded
 
     def can_grow(self, held: BlockTable, num_tokens: int) -> bool:
         """Whether ``grow`` would find room."""
@@ -217,6 +252,8 @@ class KVCacheManager:
             if leaf is not None:
                 self.allocator.cache(block)
                 self._keep(held, leaf, 1)
+        if self._store is not None and num_computed and not self._copies_into(held):
+            self._store.save(held.namespace, tokens[:num_computed], held.blocks)
         self.discard(held)
 
     def discard(self, held: BlockTable) -> None:
@@ -305,9 +342,11 @@ class KVCacheManager:
         assert all(self.allocator.users(block) >= self.pins.count(block) for block in pinned), "a pin holds nothing"
 
     def close(self) -> None:
-        """Write out what is left of the trace."""
+        """Write out what is left of the trace and of the store."""
         if self.trace is not None:
             self.trace.close()
+        if self._store is not None:
+            self._store.close()
 
     def _last_place(self, namespace: bytes, match: PrefixMatch, tokens: list[int]) -> tuple[Node, int]:
         """Where the last block of a match lies: a node, and a position behind the block's first token."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ import torch
 from foreword.core.errors import ModelLoadError
 from foreword.model.config import ModelConfig
 from foreword.model.decoder import Decoder
+from foreword.model.digest import weight_files
 from foreword.model.gguf import BLOCK_SUFFIXES
 from foreword.model.rotary import RotaryTables
 from foreword.ops.protocol import AttentionSpec, LayerWeights, QuantizedWeight
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from foreword.ops.protocol import LinearOp, Ops, Quantization
-
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 def load_model(
@@ -66,36 +62,10 @@ def stored_quantization(directory: Path) -> Quantization | None:
     Raises:
         ModelLoadError: a file is missing or unreadable.
     """
-    names = [name for file in _files(directory) for name in _open(file).keys()]  # noqa: SIM118 - not a mapping
+    names = [name for file in weight_files(directory) for name in _open(file).keys()]  # noqa: SIM118 - not a mapping
     counts = {scheme: sum(name.endswith(suffix) for name in names) for scheme, suffix in BLOCK_SUFFIXES.items()}
     most = max(counts, key=lambda scheme: counts[scheme])
     return most if counts[most] else None
-
-
-def fingerprint(directory: Path) -> str:
-    """A digest of the checkpoint that changes when another one is put in its place: SHA-256 over config.json and each
-    safetensors file's name, size, header and a sample of its data. Cheap: no file is read whole.
-
-    Raises:
-        ModelLoadError: a file is missing or unreadable.
-    """
-    directory = Path(directory)
-    digest = hashlib.sha256()
-    try:
-        digest.update((directory / "config.json").read_bytes())
-        for file in _files(directory):
-            size = file.stat().st_size
-            digest.update(f"\0{file.name}\0{size}\0".encode())
-            with file.open("rb") as stream:
-                head = stream.read(8)
-                length = min(int.from_bytes(head, "little"), size)
-                digest.update(head + stream.read(length))
-                for position in range(8 + length, size, max(4096, (size - length) // 64)):
-                    stream.seek(position)
-                    digest.update(stream.read(4096))
-    except OSError as error:
-        raise ModelLoadError(f"{directory}: cannot be read: {error}") from error
-    return digest.hexdigest()
 
 
 def _layer(weights: _Weights, config: ModelConfig, ops: Ops, rotary: RotaryTables, number: int) -> LayerWeights:
@@ -137,7 +107,7 @@ class _Weights:
         self._device = device
         self._directory = directory
         self._places: dict[str, tuple[Path, Any]] = {}
-        for file in _files(directory):
+        for file in weight_files(directory):
             handle = _open(file)
             self._places.update((name, (file, handle)) for name in handle.keys())  # noqa: SIM118 - not a mapping
 
@@ -227,20 +197,3 @@ def _open(file: Path) -> Any:
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-
-
-def _files(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files, in a fixed order."""
-    if (directory / _SINGLE).is_file():
-        return [directory / _SINGLE]
-    index = directory / _INDEX
-    if not index.is_file():
-        raise ModelLoadError(f"{directory}: holds neither {_SINGLE} nor {_INDEX}")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"{index}: cannot be read as a safetensors index: {error!r}") from error
-    for name in names:
-        if not (directory / name).is_file():
-            raise ModelLoadError(f"{directory / name}: is missing, though {_INDEX} names it")
-    return [directory / name for name in names]

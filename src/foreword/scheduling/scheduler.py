@@ -134,9 +134,10 @@ class Scheduler:
             self.running.append(child)
         return child
 
-    def finish(self, sequence: Sequence) -> None:
-        """``sequence`` is done or cancelled, in whatever state; what it computed stays cached."""
-        self._leave(sequence, keep=True)
+    def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """``sequence`` is done or cancelled, in whatever state; ``keep`` what it computed, or leave it at what is
+        committed already."""
+        self._leave(sequence, keep=keep)
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """The step failed: its sequences leave and nothing of it is kept. Returns them."""
@@ -305,12 +306,14 @@ class Scheduler:
         sequence.blocks = self.cache.allocate(
             request.namespace, match, total, request.max_tokens, request.params.cache_priority
         )
-        sequence.num_computed = match.num_tokens
+        if sequence.reads_cache:
+            self.cache.restore(sequence.blocks, sequence.token_ids, total - 1)
+        sequence.num_computed = sequence.blocks.cached_tokens
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
         self.running.append(sequence)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = min(match.num_tokens, sequence.num_prompt)
+            sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
             sequence.first_scheduled_s = now_s
             self.stats.prompt_tokens += sequence.num_prompt
             self.stats.tokens_reused += sequence.cached_tokens

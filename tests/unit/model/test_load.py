@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from foreword.core.errors import ModelLoadError
 from foreword.model.config import ModelConfig, RopeConfig
 from foreword.model.decoder import Decoder
-from foreword.model.load import fingerprint, load_model
+from foreword.model.digest import fingerprint
+from foreword.model.load import load_model
 from foreword.model.rotary import RotaryTables, frequencies
 from foreword.ops import create_ops
 
