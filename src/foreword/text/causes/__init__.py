@@ -110,8 +110,8 @@ class _Comparison:
         if is_whitespace(expected.text, actual.text, at):
             return "whitespace", None
         if self.is_same:
-            if self._calls_are_equal():
-                return "json_key_order", None
+            if found_in_calls := self._of_calls():
+                return found_in_calls, None
             if found := json_cause(expected.text, actual.text, at, self.own[0]):
                 return found[0] or past, found[1]
             if (share := self._document_order()) is not None:
@@ -138,13 +138,16 @@ class _Comparison:
         wrote, shown = self.expected.text[self.other[0] :], self.actual.text[self.own[0] : self.own[1]]
         return "history_changed" if similarity(wrote, shown) >= _ALIKE else None
 
-    def _calls_are_equal(self) -> bool:
-        """Whether the messages are the same values: calls whose arguments come in another order."""
+    def _of_calls(self) -> Cause | None:
+        """What differs between calls whose names and arguments are the same values."""
         index = self.here.index
         if index is None or index >= min(len(self.expected.messages), len(self.actual.messages)):
-            return False
+            return None
         first, second = self.expected.messages[index], self.actual.messages[index]
-        return bool(first.get("tool_calls")) and message_key(first) == message_key(second)
+        if not first.get("tool_calls") or message_key(first) != message_key(second):
+            return None
+        ids = [[call.get("id") for call in message["tool_calls"]] for message in (first, second)]
+        return "identifier" if ids[0] != ids[1] else "json_key_order"
 
     def _document_order(self) -> float | None:
         begin = self.own[0]
@@ -181,6 +184,8 @@ class _Comparison:
         alike = similarity(*rest) >= _ALIKE
         if not self.is_newest:
             return alike or max(map(len, rest)) < _SHORT
+        if self.here.kind == "document":
+            return alike
         line = texts[1][max(texts[1].rfind("\n", 0, found[1][0]), 0) : found[1][0]]
         return (alike and len(rest[1]) >= _PATTERN) or (cause == "clock" and bool(_NOW.search(line)))
 

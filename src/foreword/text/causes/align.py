@@ -6,7 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-_WORD = re.compile(r"<\|?\w+\|?>|[A-Za-zÀ-ÿ0-9_]+|[^\sA-Za-zÀ-ÿ0-9_]")
+UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff"  # Thai, Japanese, Chinese: no spaces between words
+_LETTER = re.compile(rf"[^\W{UNSPACED}]")
+_WORD = re.compile(rf"<\|?\w+\|?>|{_LETTER.pattern}+|\S")
 _RUN = 4  # words in a row that are no coincidence
 _SOUGHT = 24  # words in which two texts must come together again
 _Word = tuple[int, int, str]
@@ -66,8 +68,9 @@ def slot(expected: str, actual: str, at: int) -> tuple[tuple[int, int], tuple[in
     Returns the two spans, from the start of the first word that differs; None if the texts stay apart.
     """
     begin = at
-    while begin and expected[begin - 1].isalnum() and (begin == len(expected) or _splits(expected, actual, begin)):
-        begin -= 1
+    if any(_LETTER.match(text, at) for text in (expected, actual)):  # it may lie inside a word
+        while begin and _LETTER.match(expected, begin - 1):
+            begin -= 1
     window = 40 * _SOUGHT
     first = words_of(expected, begin, begin + window)[:_SOUGHT]
     second = words_of(actual, begin, begin + window)[:_SOUGHT]
@@ -85,11 +88,6 @@ def slot(expected: str, actual: str, at: int) -> tuple[tuple[int, int], tuple[in
             if tail[0] == tail[1] and whole:
                 return (begin, _end(first, there, begin)), (begin, _end(second, here, begin))
     return None
-
-
-def _splits(expected: str, actual: str, at: int) -> bool:
-    """Whether ``at`` lies inside a word of either text."""
-    return any(at < len(text) and text[at].isalnum() for text in (expected, actual)) or at == len(actual)
 
 
 def _end(words: list[_Word], count: int, begin: int) -> int:

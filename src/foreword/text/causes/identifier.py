@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from foreword.text.causes.align import similarity, slot, words_of
+from foreword.text.causes.align import UNSPACED, similarity, slot, words_of
 from foreword.text.passages import Span
 
 _REACH = 96
 _LABEL = (
     r"(?:id|ids|uid|guid|uuid|no|nr|number|num|user|customer|client|account|acct|tenant|session|request|req|ticket|case"
-    r"|order|run|thread|trace|span|nonce|seed|key|token|job|build|invoice|conversation|chat|message|correlation|kunde|konto)"
+    r"|order|run|thread|trace|span|nonce|seed|key|token|job|build|invoice|conversation|chat|message|correlation|pid|port|kunde|konto)"
 )
 _PATTERNS = tuple(
     re.compile(pattern)
@@ -23,6 +23,7 @@ _PATTERNS = tuple(
         r"(?<!\w)(?=[\w+/-]*\d)(?=[\w+/-]*[a-z])(?=[\w+/-]*[A-Z])[\w+/-]{10,}={0,2}(?!\w)",  # base64 and the like
         r"(?<![\w.])\d{6,}(?![\w])(?!\.\d)",
         r"(?<![\w.])(?:[A-Z]{2}\d\d[ -])?\d{3,4}(?:[ -]\d{2,4}){2,}(?!\w)",  # an account or a card, in groups
+        r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]\d)",  # an address in a network
         r"\+\d{1,3}(?:[ \-/()]{0,2}\d{2,}){2,}",  # a telephone
         rf"(?i)(?:\b{_LABEL}\b[\"']?(?:\s(?:is|id|no\.?|nr\.?|number))?\W{{0,4}}|#)(?=[\w-]*\d)[\w-]+(?!\w)",
     )
@@ -33,7 +34,7 @@ _WHO = re.compile(
     r"|team|project|region|city|locale|cwd|path|directory|device)(?:[ _]?name)?[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?$",
     re.IGNORECASE,
 )
-_UNBROKEN = re.compile(r"""[^\s"'`=:()\[\]{},;<>]*$""")
+_UNBROKEN = re.compile(rf"""[^\s"'`=:()\[\]{{}},;<>{UNSPACED}]*$""")
 _SLOT_WORDS, _SLOT_CHARACTERS = 8, 60  # words here are also the signs in a path or an address
 _NEARLY_ALL = 0.8
 
