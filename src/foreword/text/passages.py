@@ -8,7 +8,8 @@ from collections.abc import Iterator
 Span = tuple[int, int]
 
 _I, _M, _S = re.IGNORECASE, re.MULTILINE, re.DOTALL
-_THINGS = "documents?|docs?|passages?|sources?|chunks?|excerpts?|snippets?|articles?|references?|(?:search )?results?"
+_MANY = "documents|docs|passages|sources|chunks|excerpts|snippets|articles|references|results"
+_THINGS = _MANY.replace("s|", "s?|") + "?"
 _TAGGED = re.compile(
     r"<(document|doc|passage|source|chunk|excerpt|snippet|article|search_result|result)\b[^<>]*>.*?</\1>", _I | _S
 )
@@ -20,7 +21,7 @@ _CONTAINERS = (
     ),
     # "Context:", "Relevant documents:", and the context up to the question
     re.compile(
-        rf"^(?:[#*]+ ?)?(?:\w+ ){{0,5}}(?:context|{_THINGS})(?: [^\W\d]\w*){{0,5}}:\**[ \t]*(?:\n|(?=\S))(?P<body>.+)",
+        rf"^(?:[#*]+ ?)?(?:\w+ ){{0,5}}(?:context|{_MANY})(?: [^\W\d]\w*){{0,5}}:\**[ \t]*(?:\n|(?=\S))(?P<body>.+)",
         _I | _M | _S,
     ),
     # instructions that speak of the context that follows them, then the context up to the question
@@ -39,6 +40,7 @@ _HEAD = re.compile(
     r"|(?P<field>source|file_path|file_name|page_label|title|url|content|document_id|doc_id): ?\S)",
     _I | _M,
 )
+_METADATA = re.compile(rf"(?:[#*]+ ?)?(?:(?:{_THINGS}) ?[#\[(]?\d+\W*|\[\d+\]:?|\w+: ?\S[^\n]*)$", _I)
 _STRONG = ("numbered", "file_path", "file_name", "page_label")  # one is enough
 _WORDS = (
     *("context", "information", "doc", "passage", "source", "chunk", "excerpt", "snippet", "article", "reference"),
@@ -136,7 +138,7 @@ def _end_of_last(text: str, begin: int, end: int, paragraphs: int) -> int:
     if question := _QUESTION.search(text, begin + 1, end):
         return question.start()
     borders = [match.start() for match in _BLANK.finditer(text, begin, end)]
-    if borders and all(_HEAD.match(line) for line in text[begin : borders[0]].split("\n")):
+    if borders and all(_METADATA.match(line) for line in text[begin : borders[0]].split("\n")):
         paragraphs += paragraphs == 1  # nothing but metadata before the first blank line
     return borders[paragraphs - 1] if len(borders) >= paragraphs else end
 

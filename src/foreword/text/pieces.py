@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -76,6 +76,15 @@ class PromptText:
             return content
         own = [piece for piece in self.pieces if piece.piece.index == here.piece.index and piece.piece.role]
         return own[0].start, own[-1].end
+
+    def with_answer(self, text: str) -> PromptText:
+        """The prompt and what was answered to it, as the cache holds them; the answer belongs to the last piece."""
+        piece, start, end = self.pieces[-1]
+        if piece.kind in ("generation", "text"):
+            added = Piece(piece, start, end + len(text))
+            return replace(self, text=self.text + text, pieces=(*self.pieces[:-1], added))
+        added = Piece(PromptPiece("generation"), end, end + len(text))
+        return replace(self, text=self.text + text, pieces=(*self.pieces, added))
 
 
 def plain(text: str) -> PromptText:

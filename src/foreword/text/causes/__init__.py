@@ -73,8 +73,8 @@ def _difference(
     expected: PromptText, actual: PromptText, at: int, cause: Cause | None, share: float | None = None
 ) -> Difference:
     last = actual.pieces[-1]
-    end = last.start if last.piece.kind == "generation" else last.end
-    lost = shared(expected.text[at:], actual.text[at:end])
+    opening = actual.text[last.start :] if last.piece.kind == "generation" else ""
+    lost = shared(expected.text[at:].removesuffix(opening), actual.text[at:].removesuffix(opening))
     return Difference(at, actual.owner(at) if at < len(actual.text) else None, cause, lost, share)
 
 
@@ -146,8 +146,8 @@ class _Comparison:
         first, second = self.expected.messages[index], self.actual.messages[index]
         if not first.get("tool_calls") or message_key(first) != message_key(second):
             return None
-        ids = [[call.get("id") for call in message["tool_calls"]] for message in (first, second)]
-        return "identifier" if ids[0] != ids[1] else "json_key_order"
+        spelled = [[call.get("function", call) for call in message["tool_calls"]] for message in (first, second)]
+        return "json_key_order" if str(spelled[0]) != str(spelled[1]) else "identifier"
 
     def _document_order(self) -> float | None:
         begin = self.own[0]

@@ -228,7 +228,9 @@ def _examples(text: str) -> list[Span]:
 
 
 def _paragraphs(text: str) -> list[Span]:
-    return [match.span() for match in re.finditer(r"\S(?:.|\n(?!\s*\n))*", text)]
+    borders = [match.span() for match in re.finditer(r"\n[ \t]*\n\s*", text)]
+    starts, ends = [0, *(end for _, end in borders)], [*(start for start, _ in borders), len(text)]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
 
 def _lines(text: str) -> list[Span]:
