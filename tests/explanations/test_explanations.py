@@ -112,6 +112,24 @@ def test_place_piece_and_cause(pair: Pair, conversations: dict[str, Conversation
         assert same == pair.token
 
 
+NEEDS_MORE_THAN_TEXT = {
+    "a date in a description (default)",  # where a definition begins and ends
+    "a date in a description (qwen)",
+    "several text parts, swapped",  # where a part begins and ends
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_the_text_of_the_cached_prompt_is_enough(pair: Pair, conversations: dict[str, Conversations]) -> None:
+    """Its messages are recognised by the markup of the other one."""
+    chat = conversations[pair.template]
+    expected, _ = prompt(chat, pair.cached, pair.cached_tools)
+    actual, _ = prompt(chat, without_mark(pair.asked), without_mark(pair.tools))
+    found = compare(plain(expected.text), actual)
+    assert found.cause == (None if pair.name in NEEDS_MORE_THAN_TEXT else pair.cause)
+    assert found.piece == (None if pair.piece is None else PromptPiece(*pair.piece))
+
+
 def test_there_are_enough_of_each() -> None:
     """Every cause that a text alone can show, prompts that have none, and no name twice."""
     count = Counter(pair.cause for pair in PAIRS)

@@ -12,6 +12,7 @@ from foreword.text.causes.align import shared, similarity
 from foreword.text.causes.clock import clock
 from foreword.text.causes.history import history, message_key
 from foreword.text.causes.identifier import identifier, name
+from foreword.text.causes.markup import read_like
 from foreword.text.causes.order import document_order, is_whitespace, json_cause, tools_cause
 from foreword.text.passages import Span, passages
 from foreword.text.pieces import PromptText, common_prefix
@@ -52,6 +53,7 @@ def compare(
     """Where ``actual`` leaves ``expected``, the prompt that is cached, and why.
 
     Args:
+        expected, actual: of the expected prompt, the text alone will do; see :func:`read_like`.
         offset: of the first token that differs, where more is known than the texts tell; the first character that
             differs lies there or behind it.
         retokenized: the texts agree at ``offset``, their tokens do not.
@@ -65,6 +67,8 @@ def compare(
         return Difference(at)
     if at >= len(expected.text):
         return Difference(at, actual.owner(at))
+    if actual.messages and expected.pieces[0].piece.kind == "text":
+        expected = read_like(expected.text, actual)
     cause, share = _Comparison(expected, actual, at).cause()
     return _difference(expected, actual, at, cause, share)
 
@@ -92,6 +96,8 @@ class _Comparison:
         self.expected, self.actual, self.at = expected, actual, at
         self.here, self.there = actual.owner(at), expected.owner(at)
         self.own, self.other = actual.whole(at), expected.whole(at)
+        if self.own[0] != self.other[0]:  # one of them has no content of its own
+            self.own, self.other = actual.block(at), expected.block(at)
         whole = [
             (None if piece.kind == "document" else piece.kind, piece.index, piece.role)
             for piece in (self.here, self.there)
@@ -126,6 +132,9 @@ class _Comparison:
             return found
         if is_whitespace(expected.text, actual.text, at):
             return "whitespace"
+        if not expected.tools:  # of the expected prompt there may be the text alone
+            begin = next(start for piece, start, _ in actual.pieces if piece.kind == "tools")
+            return (json_cause(expected.text, actual.text, at, begin) or (None,))[0]
         same = self.here == self.there and expected.at(at).start == actual.at(at).start
         return self._of_values(actual.at(at)[1:], expected.at(at)[1:]) if same else None
 
