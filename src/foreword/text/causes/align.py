@@ -32,16 +32,16 @@ def shared(expected: str, actual: str) -> int:
     """
     same = common_suffix(expected, actual)
     first, second = expected[: len(expected) - same], actual[: len(actual) - same]
-    available = Counter(first.splitlines(keepends=True))
+    available = Counter(first.split("\n"))
     total, rest = same, []
-    for line in second.splitlines(keepends=True):
+    for line in second.split("\n"):
         if available[line] > 0:
             available[line] -= 1
-            total += len(line)
+            total += len(line) + 1
         else:
             rest.append(line)
-    left = "".join(line * count for line, count in available.items())
-    return total + _in_runs(_split(left), _split("".join(rest)))
+    left = [line for line, count in available.items() if count > 0]
+    return min(total + _in_runs(_split("\n".join(left)), _split("\n".join(rest))), len(actual))
 
 
 def similarity(expected: str, actual: str) -> float:

@@ -45,7 +45,7 @@ mar gio sab seg ter qua qui sex ma wo vr za zo man tir ons tor fre lör lør sö
 """
 _SHORT = frozenset(_SHORT_NAMES.split())
 _NAMES = frozenset((_MONTHS + _WEEKDAYS).split()) - _SHORT
-_ANY_NAME = "|".join(sorted({*_NAMES, *_SHORT}, key=len, reverse=True))
+_ANY_NAME, _ANY_SHORT = ("|".join(sorted(names, key=len, reverse=True)) for names in (_NAMES, _SHORT))
 
 _LETTER = rf"[^\W{UNSPACED}]"
 _TIME = r"\d{1,2}(?::|h)\d\d(?::\d\d(?:[.,]\d{1,9})?)?"
@@ -55,7 +55,7 @@ _TOKEN = rf"""(?:
     |{_TIME}
     |\d+[年月日時时分秒]
     |\d+(?:st|nd|rd|th|er|º|ª)?(?!{_LETTER})
-    |(?:{_ANY_NAME})(?!{_LETTER})\.?
+    |(?:{_ANY_NAME})(?!{_LETTER})|(?:{_ANY_SHORT})(?!{_LETTER})\.?
     |(?:[ap]\.?m\b\.?|(?:{_ZONE})\b)
     |[+-]\d\d:?\d\d
     |[(（]?[月火水木金土日一二三四五六][)）]
