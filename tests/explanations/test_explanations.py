@@ -14,7 +14,8 @@ from typing import Any, get_args
 import pytest
 
 from explanations import clocks, documents, histories, identifiers, spacing, tools
-from explanations.pair import MARK, Messages, Pair
+from explanations.pair import MARK, RULES, Messages, Pair, system, user
+from explanations.sentences import SENTENCES
 from foreword.core.explanation import Cause, PromptPiece
 from foreword.model.source import resolve
 from foreword.text.causes import compare
@@ -110,6 +111,21 @@ def test_place_piece_and_cause(pair: Pair, conversations: dict[str, Conversation
     assert max(ends) > offset or offset == len(actual.text)  # and one of the two reaches it
     if pair.token is not None:
         assert same == pair.token
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize(("cached", "asked", "cause"), SENTENCES)
+def test_sentences(
+    cached: str, asked: str, cause: str | None, place: str, conversations: dict[str, Conversations]
+) -> None:
+    """The same in front of the rules and behind them, whatever is asked."""
+    both = []
+    for sentence, question in ((cached, "Is it open?"), (asked, "What is wet oil for?")):
+        content = f"{sentence}\n{RULES}" if place == "first" else f"{RULES}\n{sentence}"
+        both.append(prompt(conversations["default"], [system(content), user(question)], None)[0])
+    found = compare(*both)
+    assert found.cause == cause
+    assert found.piece == PromptPiece("system", 0, "system")
 
 
 NEEDS_MORE_THAN_TEXT = {

@@ -64,6 +64,7 @@ IDENTIFIERS = [
     ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b71-01"),
     ("ticket #4711", "ticket #5012"),
     ("user id: 17", "user id: 3"),
+    ('"user_id": "u-8812"', '"user_id": "u-9034"'),
     ("10.0.0.12", "10.0.3.7"),
     ("x9Kd83LmQz2", "Tr41pWq8Zb0"),
 ]
@@ -74,6 +75,7 @@ NO_IDENTIFIERS = [
     ("$2,000", "$3,000"),
     ("deadbeef", "feedface"),
     ("rule 7", "rule 8"),
+    ("order 3 bells", "order 4 bells"),
 ]
 
 

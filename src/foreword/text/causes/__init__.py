@@ -113,7 +113,8 @@ class _Comparison:
         past = history(expected.messages, actual.messages) or self._of_answer()
         if past == "history_truncated":
             return past, None
-        if is_whitespace(expected.text, actual.text, at):
+        ends = (self.other[1], self.own[1]) if self.is_same else None
+        if is_whitespace(expected.text, actual.text, at, ends):
             return "whitespace", None
         if self.is_same:
             if found_in_calls := self._of_calls():

@@ -72,13 +72,13 @@ def _leading(messages: Sequence[Message]) -> int:
 
 
 def _tells(first: list[str], gone: int, put: int, size: int, *, begins: bool) -> bool:
-    """Whether equal turns are more than a coincidence: long enough, or in their place, or the last ones that were.
+    """Whether equal turns are no coincidence: they are long, or several, or in their place, or the last ones that were.
 
     Args:
         begins: no turn before them is equal, so that a word of thanks in the same place says nothing.
     """
     is_long = sum(map(len, first[gone : gone + size])) >= size * _EMPTY + _TELLING
-    return is_long or (gone == put and not begins) or (gone != put and gone + size == len(first))
+    return is_long or size > 1 or (gone == put and not begins) or (gone != put and gone + size == len(first))
 
 
 def _cut_inside(expected: Sequence[Message], actual: Sequence[Message], at: int) -> bool:

@@ -52,11 +52,18 @@ def _kept(items: Sequence[Hashable], both: Counter[Hashable]) -> list[int]:
 # -- white space ---------------------------------------------------------------------------------------------------
 
 
-def is_whitespace(expected: str, actual: str, at: int) -> bool:
-    """Whether the texts go on alike from ``at`` once white space is left out, and differ in nothing else there."""
+def is_whitespace(expected: str, actual: str, at: int, ends: tuple[int, int] | None = None) -> bool:
+    """Whether the texts go on alike from ``at`` once white space is left out, and differ in nothing else there.
+
+    Args:
+        ends: where the message that holds the difference ends in the two texts, if it is the same; that is far enough.
+    """
     if not any(_SPACE.match(char) for char in (expected[at : at + 1], actual[at : at + 1])):
         return False
     first, second = visible(expected, at), visible(actual, at)
+    if ends and first != second:
+        first, second = visible(expected[: ends[0]], at), visible(actual[: ends[1]], at)
+        return first == second and len(first) < _SEEN
     return bool(first) and first == second
 
 
@@ -197,7 +204,7 @@ def document_order(expected: str, actual: str, at: int, spans: tuple[list[Span],
         return share
     for split in (_examples, _paragraphs, _lines):
         pair = split(expected), split(actual)
-        if min(map(len, pair)) < 2 or not all(_changes(spans, at) for spans in pair):
+        if min(map(len, pair)) < 2:
             continue
         share = _moved(expected, actual, *pair)
         if share is not None and share >= _ALONE:
@@ -215,11 +222,6 @@ def _moved(expected: str, actual: str, first: list[Span], second: list[Span]) ->
     ]
     found = order([key for key, _ in kept[0]], [key for key, _ in kept[1]], [size for _, size in kept[1]])
     return found.share if found.common > 1 and found.is_moved else None
-
-
-def _changes(spans: list[Span], at: int) -> bool:
-    """Whether the difference lies in a part of the text that is divided at all."""
-    return spans[0][0] <= at <= spans[-1][1]
 
 
 def _examples(text: str) -> list[Span]:
