@@ -89,7 +89,7 @@ class _Comparison:
         here, there: the pieces that hold it in the actual and in the expected prompt.
         own, other: the spans of the messages (or other wholes) that these belong to.
         is_same: whether it is the same message of both.
-        is_newest: whether it is the message that is to be answered.
+        past: what became of the earlier turns, if anything did.
     """
 
     def __init__(self, expected: PromptText, actual: PromptText, at: int) -> None:
@@ -103,16 +103,15 @@ class _Comparison:
             for piece in (self.here, self.there)
         ]
         self.is_same = self.own[0] == self.other[0] and whole[0][1:] == whole[1][1:] and self.there.kind != "generation"
-        self.is_newest = self.here.kind in ("message", "document") and self.here.index == len(actual.messages) - 1
+        self.past = history(expected.messages, actual.messages) or self._of_answer()
 
     def cause(self) -> tuple[Cause | None, float | None]:
         """The cause and, for "document_order", the share that is reusable."""
         expected, actual, at = self.expected, self.actual, self.at
         if "tools" in (self.here.kind, self.there.kind):
             return self._of_tools(), None
-        past = history(expected.messages, actual.messages) or self._of_answer()
-        if past == "history_truncated":
-            return past, None
+        if self.past == "history_truncated":
+            return self.past, None
         ends = (self.other[1], self.own[1]) if self.is_same else None
         if is_whitespace(expected.text, actual.text, at, ends):
             return "whitespace", None
@@ -120,12 +119,12 @@ class _Comparison:
             if found_in_calls := self._of_calls():
                 return found_in_calls, None
             if found := json_cause(expected.text, actual.text, at, self.own[0]):
-                return found[0] or past, found[1]
+                return found[0] or self.past, found[1]
             if (share := self._document_order()) is not None:
                 return "document_order", share
             if local := self._of_values():
                 return local, None
-        return past, None
+        return self.past, None
 
     def _of_tools(self) -> Cause | None:
         expected, actual, at = self.expected, self.actual, self.at
@@ -189,15 +188,18 @@ class _Comparison:
         return "identifier" if at_head else None
 
     def _is_slot(self, texts: tuple[str, str], found: tuple[Span, Span], cause: Cause) -> bool:
-        """Whether what was found is the difference, and not just the first place where unlike texts differ."""
+        """Whether what was found is the difference, and not just the first place where unlike texts differ.
+
+        Turns of other conversations may hold other dates and numbers, too: there a good part that follows must be
+        alike, or the turns around it, or it must be said that this is the time.
+        """
         rest = texts[0][found[0][1] :], texts[1][found[1][1] :]
         alike = similarity(*rest) >= _ALIKE
-        if not self.is_newest:
+        if self.here.kind not in ("message", "document"):
             return alike or max(map(len, rest)) < _SHORT
-        if self.here.kind == "document":
-            return alike
         line = texts[1][max(texts[1].rfind("\n", 0, found[1][0]), 0) : found[1][0]]
-        return (alike and len(rest[1]) >= _PATTERN) or (cause == "clock" and bool(_NOW.search(line)))
+        says_so = cause == "clock" and self.here.kind == "message" and bool(_NOW.search(line))
+        return says_so or (alike and (len(rest[1]) >= _PATTERN or self.past is not None))
 
 
 def _tools(prompt: PromptText) -> list[Mapping[str, Any]]:
