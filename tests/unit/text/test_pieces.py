@@ -233,3 +233,11 @@ def test_text_parts(smollm: Tokenizer) -> None:
     assert shown(prompt, "document") == [(0, "First passage."), (0, "Second passage.")]
     two = [{"role": "user", "content": [{"type": "text", "text": "Hello."}, {"type": "text", "text": "How are you?"}]}]
     assert not shown(located(conversations(smollm, None), two), "document")
+
+
+@pytest.mark.parametrize(
+    "text", ["the context of it " * 6000, "following context " * 6000, "<doc>" * 20_000, " " * 100_000]
+)
+def test_long_texts_without_passages_take_one_pass(text: str) -> None:
+    """They would not end within minutes otherwise."""
+    assert passages(text) == []
