@@ -32,7 +32,7 @@ SENTENCES: list[tuple[str, str, str | None]] = [
     ("Call +49 30 1234567 for help.", "Call +49 30 7654321 for help.", "identifier"),
     ("Ticket #4711:", "Ticket #5012:", "identifier"),
     ("PID 48213, host shop.", "PID 51, host shop.", "identifier"),
-    ("Use the file /tmp/run-8f3a/in.txt only.", "Use the file /tmp/run-77bc/in.txt only.", "identifier"),
+    ("Use the file /srv/run-8f3a/in.txt only.", "Use the file /srv/run-77bc/in.txt only.", "identifier"),
     ("https://shop.example/u/alice is their page.", "https://shop.example/u/bob is their page.", "identifier"),
     ("container: web-7d9f8b6c5-x2x4z", "container: web-5c6b8f9d7-q8w7e", "identifier"),
     ('{"user": {"name": "alice", "plan": "pro"}}', '{"user": {"name": "bob", "plan": "pro"}}', "identifier"),
