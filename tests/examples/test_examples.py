@@ -86,7 +86,7 @@ def test_custom_policy(tmp_path: Path) -> None:
     assert waits["interactive"] == [min(waits["batch"] + waits["interactive"])]
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["chat"], ["generate"], ["models"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["chat"], ["generate"], ["explain"], ["models"]])
 def test_help_teaches(command: list[str], tmp_path: Path) -> None:
     assert "foreword" in run("-m", "foreword.cli", *command, "--help", cwd=tmp_path)
 

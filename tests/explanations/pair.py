@@ -22,7 +22,6 @@ class Pair:
         cached_tools, tools: of the first and of the second prompt.
         at: the text at the first difference, where no mark can stand; "" where the second prompt ends.
         share: what part of the documents a stable order would find cached, for "document_order".
-        token: index of the first token that differs, in the default model's tokenizer.
         template: of those in ``tool_templates``, or the default model's.
     """
 
@@ -35,7 +34,6 @@ class Pair:
     tools: Messages | None = None
     at: str | None = None
     share: float | None = None
-    token: int | None = None
     template: str = "default"
 
 

@@ -14,7 +14,9 @@ from typing import Any, get_args
 import pytest
 
 from explanations import clocks, documents, histories, identifiers, spacing, tools
-from explanations.pair import MARK, Messages, Pair
+from explanations.pair import MARK, RULES, Messages, Pair, system, user
+from explanations.sentences import SENTENCES
+from explanations.tokens import TOKENS
 from foreword.core.explanation import Cause, PromptPiece
 from foreword.model.source import resolve
 from foreword.text.causes import compare
@@ -108,8 +110,40 @@ def test_place_piece_and_cause(pair: Pair, conversations: dict[str, Conversation
     ]
     assert min(ends) <= offset  # the first token that differs begins at the place or before it,
     assert max(ends) > offset or offset == len(actual.text)  # and one of the two reaches it
-    if pair.token is not None:
-        assert same == pair.token
+    assert pair.template != "default" or same == TOKENS[pair.name]
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize(("cached", "asked", "cause"), SENTENCES)
+def test_sentences(
+    cached: str, asked: str, cause: str | None, place: str, conversations: dict[str, Conversations]
+) -> None:
+    """The same in front of the rules and behind them, whatever is asked."""
+    both = []
+    for sentence, question in ((cached, "Is it open?"), (asked, "What is wet oil for?")):
+        content = f"{sentence}\n{RULES}" if place == "first" else f"{RULES}\n{sentence}"
+        both.append(prompt(conversations["default"], [system(content), user(question)], None)[0])
+    found = compare(*both)
+    assert found.cause == cause
+    assert found.piece == PromptPiece("system", 0, "system")
+
+
+NEEDS_MORE_THAN_TEXT = {
+    "a date in a description (default)",  # where a definition begins and ends
+    "a date in a description (qwen)",
+    "several text parts, swapped",  # where a part begins and ends
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_the_text_of_the_cached_prompt_is_enough(pair: Pair, conversations: dict[str, Conversations]) -> None:
+    """Its messages are recognised by the markup of the other one."""
+    chat = conversations[pair.template]
+    expected, _ = prompt(chat, pair.cached, pair.cached_tools)
+    actual, _ = prompt(chat, without_mark(pair.asked), without_mark(pair.tools))
+    found = compare(plain(expected.text), actual)
+    assert found.cause == (None if pair.name in NEEDS_MORE_THAN_TEXT else pair.cause)
+    assert found.piece == (None if pair.piece is None else PromptPiece(*pair.piece))
 
 
 def test_there_are_enough_of_each() -> None:

@@ -15,6 +15,7 @@ examples:
   foreword chat --system "You are a pirate."     talk; every turn shows how much of the prompt was cached
   foreword generate "Once upon a time" -n 3 --max-tokens 40
   echo "Why is the sky blue?" | foreword generate --chat -
+  foreword explain monday.json tuesday.json      why a prompt reuses no more of another one
   foreword models                                which names work, and where the weights lie
   foreword bench --workloads W1,W4               how fast the model is on this machine
   foreword cache replay trace.jsonl              what each eviction policy would have reused
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from foreword.cli import bench, cache, chat, demo, generate, models
+    from foreword.cli import bench, cache, chat, demo, explain, generate, models
 
     parser = argparse.ArgumentParser(
         prog="foreword",
@@ -53,6 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"foreword {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (demo, chat, generate, models, bench, cache):
+    for command in (demo, chat, generate, explain, models, bench, cache):
         command.add_parser(commands)
     return parser

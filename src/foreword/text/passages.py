@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 Span = tuple[int, int]
 
 _I, _M, _S = re.IGNORECASE, re.MULTILINE, re.DOTALL
-_THINGS = "documents?|docs?|passages?|sources?|chunks?|excerpts?|snippets?|articles?|references?|(?:search )?results?"
-_TAGGED = re.compile(
-    r"<(document|doc|passage|source|chunk|excerpt|snippet|article|search_result|result)\b[^<>]*>.*?</\1>", _I | _S
+_MANY = "documents|docs|passages|sources|chunks|excerpts|snippets|articles|references|results"
+_THINGS = _MANY.replace("s|", "s?|") + "?"
+_PASSAGE_TAG = re.compile(
+    r"<(document|doc|passage|source|chunk|excerpt|snippet|article|search_result|result)\b[^<>]{0,200}>", _I
 )
-_CONTAINERS = (
-    re.compile(rf"<(?P<tag>context|retrieved_context|{_THINGS})\b[^<>]*>(?P<body>.*?)</(?P=tag)>", _I | _S),
-    # a line about the context, and the context between two rules
-    re.compile(
-        rf"^[^\n]*\b(?:context|information|{_THINGS})\b[^\n]*\n-{{5,}}[ \t]*\n(?P<body>.*?)\n-{{5,}}", _I | _M | _S
-    ),
-    # "Context:", "Relevant documents:", and the context up to the question
-    re.compile(
-        rf"^(?:[#*]+ ?)?(?:\w+ ){{0,5}}(?:context|{_THINGS})(?: [^\W\d]\w*){{0,5}}:\**[ \t]*(?:\n|(?=\S))(?P<body>.+)",
-        _I | _M | _S,
-    ),
-    # instructions that speak of the context that follows them, then the context up to the question
-    re.compile(
-        rf"\bfollowing\b[^\n]{{0,40}}\b(?:context|{_THINGS})\b[^\n]*\n(?:[^\n]+\n)*?(?:-{{5,}}\n|\n+)(?P<body>.+)",
-        _I | _S,
-    ),
+_CONTEXT_TAG = re.compile(rf"<(context|retrieved_context|{_MANY})\b[^<>]{{0,200}}>", _I)
+_RULE = re.compile(r"^-{5,}[ \t]*\n", _M)
+_ABOUT = re.compile(rf"\b(?:context|information|{_THINGS})\b", _I)
+# "Context:", "Relevant documents:", and the context up to the question
+_LABEL = re.compile(
+    rf"^(?:[#*]+ ?)?(?:\w{{1,40}} ){{0,5}}(?:context|{_MANY})(?: [^\W\d]\w{{0,40}}){{0,5}}:\**[ \t]*(?:\n|(?=\S))",
+    _I | _M,
 )
+# instructions that speak of the context that follows them, then the context up to the question
+_FOLLOWING = re.compile(rf"\bfollowing\b[^\n]{{0,40}}?\b(?:context|{_THINGS})\b", _I)
+_AFTER_INSTRUCTIONS = re.compile(r"\n-{5,}\n|\n[ \t]*\n")
 _QUESTION = re.compile(
     r"^(?:[#*]+ ?)?(?:\w+[ -]){0,2}(?:question|query|answer|instructions?|task|request|frage|pregunta)\b[^\n:]{0,24}:"
     r"|^-{5,}",
@@ -39,6 +35,7 @@ _HEAD = re.compile(
     r"|(?P<field>source|file_path|file_name|page_label|title|url|content|document_id|doc_id): ?\S)",
     _I | _M,
 )
+_METADATA = re.compile(rf"(?:[#*]+ ?)?(?:(?:{_THINGS}) ?[#\[(]?\d+\W*|\[\d+\]:?|\w+: ?\S[^\n]*)$", _I)
 _STRONG = ("numbered", "file_path", "file_name", "page_label")  # one is enough
 _WORDS = (
     *("context", "information", "doc", "passage", "source", "chunk", "excerpt", "snippet", "article", "reference"),
@@ -63,14 +60,52 @@ def passages(text: str, *, is_system: bool = False) -> list[Span]:
     lower = text.lower()
     if not any(word in lower for word in _WORDS):  # most messages
         return []
-    tagged = [match.span() for match in _TAGGED.finditer(text)]
+    tagged = [block for block, _ in _blocks(text, _PASSAGE_TAG)]
     if tagged:
         return tagged
-    for pattern in _CONTAINERS:
-        found = [span for match in pattern.finditer(text) for span in _inside(text, match)]
+    for containers in (_tagged_contexts, _ruled_contexts, _labelled_contexts, _following_contexts):
+        found = [span for start, end, closed in containers(text) for span in _inside(text, start, end, closed=closed)]
         if found:
             return found
     return [] if is_system and not _strong_head(text) else list(_headed(text, 0, len(text), closed=False))
+
+
+def _blocks(text: str, tag: re.Pattern[str]) -> Iterator[tuple[Span, Span]]:
+    """Blocks between an opening and a closing tag, and what is inside; in one pass, whatever is left open."""
+    at, unclosed = 0, set[str]()
+    for match in tag.finditer(text):
+        name = match[1]
+        if match.start() < at or name in unclosed:
+            continue
+        close = text.find(f"</{name}>", match.end())
+        if close < 0:
+            unclosed.add(name)
+            continue
+        at = close + len(name) + 3
+        yield (match.start(), at), (match.end(), close)
+
+
+def _tagged_contexts(text: str) -> Iterator[tuple[int, int, bool]]:
+    return ((start, end, True) for _, (start, end) in _blocks(text, _CONTEXT_TAG))
+
+
+def _ruled_contexts(text: str) -> Iterator[tuple[int, int, bool]]:
+    """A line about the context, and the context between two rules."""
+    rules = list(_RULE.finditer(text + "\n"))
+    for rule, following in pairwise(rules):
+        line = text[max(text.rfind("\n", 0, max(rule.start() - 1, 0)), rule.start() - 200, 0) : rule.start()]
+        if _ABOUT.search(line):
+            yield rule.end(), following.start(), True
+
+
+def _labelled_contexts(text: str) -> Iterator[tuple[int, int, bool]]:
+    if label := _LABEL.search(text):
+        yield label.end(), len(text), False
+
+
+def _following_contexts(text: str) -> Iterator[tuple[int, int, bool]]:
+    if (said := _FOLLOWING.search(text)) and (after := _AFTER_INSTRUCTIONS.search(text, said.end())):
+        yield after.end(), len(text), False
 
 
 def passage_key(passage: str) -> str:
@@ -96,10 +131,8 @@ def part_spans(parts: list[str]) -> list[Span]:
     return spans if len(spans) > 1 else []
 
 
-def _inside(text: str, match: re.Match[str]) -> list[Span]:
+def _inside(text: str, start: int, end: int, *, closed: bool) -> list[Span]:
     """The passages in a container, which may be open at its end: then the question ends it."""
-    start, end = match.span("body")
-    closed = end < match.end()
     if not closed and (question := _QUESTION.search(text, start, end)):
         end = question.start()
     elif not closed:  # the last paragraph asks
@@ -136,7 +169,7 @@ def _end_of_last(text: str, begin: int, end: int, paragraphs: int) -> int:
     if question := _QUESTION.search(text, begin + 1, end):
         return question.start()
     borders = [match.start() for match in _BLANK.finditer(text, begin, end)]
-    if borders and all(_HEAD.match(line) for line in text[begin : borders[0]].split("\n")):
+    if borders and all(_METADATA.match(line) for line in text[begin : borders[0]].split("\n")):
         paragraphs += paragraphs == 1  # nothing but metadata before the first blank line
     return borders[paragraphs - 1] if len(borders) >= paragraphs else end
 

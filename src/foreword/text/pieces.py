@@ -6,7 +6,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -67,15 +67,27 @@ class PromptText:
         return self.at(offset).piece
 
     def whole(self, offset: int) -> Span:
-        """What belongs together around ``offset``: a message's content, or else all of the message; or one piece."""
+        """What belongs together around ``offset``: a message's content, or else its :meth:`block`."""
+        content = self.contents.get(-1 if (index := self.owner(offset).index) is None else index)
+        is_inside = content and self.owner(offset).role and content[0] <= offset <= content[1]
+        return content if content and is_inside else self.block(offset)
+
+    def block(self, offset: int) -> Span:
+        """All of a message, with what the template puts around it; of what is no message, the piece."""
         here = self.at(offset)
         if here.piece.role is None or here.piece.index is None:
             return here.start, here.end
-        content = self.contents.get(here.piece.index)
-        if content and content[0] <= offset <= content[1]:
-            return content
         own = [piece for piece in self.pieces if piece.piece.index == here.piece.index and piece.piece.role]
         return own[0].start, own[-1].end
+
+    def with_answer(self, text: str) -> PromptText:
+        """The prompt and what was answered to it, as the cache holds them; the answer belongs to the last piece."""
+        piece, start, end = self.pieces[-1]
+        if piece.kind in ("generation", "text"):
+            added = Piece(piece, start, end + len(text))
+            return replace(self, text=self.text + text, pieces=(*self.pieces[:-1], added))
+        added = Piece(PromptPiece("generation"), end, end + len(text))
+        return replace(self, text=self.text + text, pieces=(*self.pieces, added))
 
 
 def plain(text: str) -> PromptText:
@@ -98,8 +110,8 @@ def locate(rendered: Rendered, given: Sequence[Message] | None = None) -> Prompt
     end = _end_of(rendered, len(rendered.messages), max((last for _, last in contents.values()), default=0))
     pieces = _message_pieces(rendered, contents, end)
     pieces = [*pieces, Piece(PromptPiece("generation"), end, len(text))]
-    pieces = _overlay(pieces, _tool_pieces(rendered, contents, pieces))
-    pieces = _overlay(pieces, _documents(rendered, contents, given))
+    pieces = overlay(pieces, _tool_pieces(rendered, contents, pieces))
+    pieces = overlay(pieces, _documents(rendered, contents, given))
     return PromptText(text, tuple(pieces), tuple(rendered.messages), tuple(rendered.options.tools or ()), contents)
 
 
@@ -255,7 +267,7 @@ def _tool_pieces(rendered: Rendered, contents: Mapping[int, Span], pieces: Itera
         around = (begin, begin + len(section))
     else:
         around = _around(spans, contents, pieces)
-    return _overlay([Piece(PromptPiece("tools"), *around)], found)
+    return overlay([Piece(PromptPiece("tools"), *around)], found)
 
 
 def _around(spans: list[Span], contents: Mapping[int, Span], pieces: Iterable[Piece]) -> Span:
@@ -329,7 +341,7 @@ def _parts(content: Any) -> list[str]:
 # -- spans ---------------------------------------------------------------------------------------------------------
 
 
-def _overlay(pieces: Sequence[Piece], upper: Sequence[Piece]) -> list[Piece]:
+def overlay(pieces: Sequence[Piece], upper: Sequence[Piece]) -> list[Piece]:
     """``pieces`` with ``upper`` on top of them; both in order, none overlapping its own kind. Empty ones go."""
     result: list[Piece] = []
     for piece, start, end in pieces:

@@ -12,6 +12,7 @@ from foreword.text.causes.align import shared, similarity
 from foreword.text.causes.clock import clock
 from foreword.text.causes.history import history, message_key
 from foreword.text.causes.identifier import identifier, name
+from foreword.text.causes.markup import read_like
 from foreword.text.causes.order import document_order, is_whitespace, json_cause, tools_cause
 from foreword.text.passages import Span, passages
 from foreword.text.pieces import PromptText, common_prefix
@@ -52,6 +53,7 @@ def compare(
     """Where ``actual`` leaves ``expected``, the prompt that is cached, and why.
 
     Args:
+        expected, actual: of the expected prompt, the text alone will do; see :func:`read_like`.
         offset: of the first token that differs, where more is known than the texts tell; the first character that
             differs lies there or behind it.
         retokenized: the texts agree at ``offset``, their tokens do not.
@@ -65,6 +67,8 @@ def compare(
         return Difference(at)
     if at >= len(expected.text):
         return Difference(at, actual.owner(at))
+    if actual.messages and expected.pieces[0].piece.kind == "text":
+        expected = read_like(expected.text, actual)
     cause, share = _Comparison(expected, actual, at).cause()
     return _difference(expected, actual, at, cause, share)
 
@@ -73,8 +77,8 @@ def _difference(
     expected: PromptText, actual: PromptText, at: int, cause: Cause | None, share: float | None = None
 ) -> Difference:
     last = actual.pieces[-1]
-    end = last.start if last.piece.kind == "generation" else last.end
-    lost = shared(expected.text[at:], actual.text[at:end])
+    opening = actual.text[last.start :] if last.piece.kind == "generation" else ""
+    lost = shared(expected.text[at:].removesuffix(opening), actual.text[at:].removesuffix(opening))
     return Difference(at, actual.owner(at) if at < len(actual.text) else None, cause, lost, share)
 
 
@@ -85,40 +89,42 @@ class _Comparison:
         here, there: the pieces that hold it in the actual and in the expected prompt.
         own, other: the spans of the messages (or other wholes) that these belong to.
         is_same: whether it is the same message of both.
-        is_newest: whether it is the message that is to be answered.
+        past: what became of the earlier turns, if anything did.
     """
 
     def __init__(self, expected: PromptText, actual: PromptText, at: int) -> None:
         self.expected, self.actual, self.at = expected, actual, at
         self.here, self.there = actual.owner(at), expected.owner(at)
         self.own, self.other = actual.whole(at), expected.whole(at)
+        if self.own[0] != self.other[0]:  # one of them has no content of its own
+            self.own, self.other = actual.block(at), expected.block(at)
         whole = [
             (None if piece.kind == "document" else piece.kind, piece.index, piece.role)
             for piece in (self.here, self.there)
         ]
         self.is_same = self.own[0] == self.other[0] and whole[0][1:] == whole[1][1:] and self.there.kind != "generation"
-        self.is_newest = self.here.kind in ("message", "document") and self.here.index == len(actual.messages) - 1
+        self.past = history(expected.messages, actual.messages) or self._of_answer()
 
     def cause(self) -> tuple[Cause | None, float | None]:
         """The cause and, for "document_order", the share that is reusable."""
         expected, actual, at = self.expected, self.actual, self.at
         if "tools" in (self.here.kind, self.there.kind):
             return self._of_tools(), None
-        past = history(expected.messages, actual.messages) or self._of_answer()
-        if past == "history_truncated":
-            return past, None
-        if is_whitespace(expected.text, actual.text, at):
+        if self.past == "history_truncated":
+            return self.past, None
+        ends = (self.other[1], self.own[1]) if self.is_same else None
+        if is_whitespace(expected.text, actual.text, at, ends):
             return "whitespace", None
         if self.is_same:
-            if self._calls_are_equal():
-                return "json_key_order", None
+            if found_in_calls := self._of_calls():
+                return found_in_calls, None
             if found := json_cause(expected.text, actual.text, at, self.own[0]):
-                return found[0] or past, found[1]
+                return found[0] or self.past, found[1]
             if (share := self._document_order()) is not None:
                 return "document_order", share
             if local := self._of_values():
                 return local, None
-        return past, None
+        return self.past, None
 
     def _of_tools(self) -> Cause | None:
         expected, actual, at = self.expected, self.actual, self.at
@@ -126,6 +132,9 @@ class _Comparison:
             return found
         if is_whitespace(expected.text, actual.text, at):
             return "whitespace"
+        if not expected.tools:  # of the expected prompt there may be the text alone
+            begin = next(start for piece, start, _ in actual.pieces if piece.kind == "tools")
+            return (json_cause(expected.text, actual.text, at, begin) or (None,))[0]
         same = self.here == self.there and expected.at(at).start == actual.at(at).start
         return self._of_values(actual.at(at)[1:], expected.at(at)[1:]) if same else None
 
@@ -138,13 +147,16 @@ class _Comparison:
         wrote, shown = self.expected.text[self.other[0] :], self.actual.text[self.own[0] : self.own[1]]
         return "history_changed" if similarity(wrote, shown) >= _ALIKE else None
 
-    def _calls_are_equal(self) -> bool:
-        """Whether the messages are the same values: calls whose arguments come in another order."""
+    def _of_calls(self) -> Cause | None:
+        """What differs between calls whose names and arguments are the same values."""
         index = self.here.index
         if index is None or index >= min(len(self.expected.messages), len(self.actual.messages)):
-            return False
+            return None
         first, second = self.expected.messages[index], self.actual.messages[index]
-        return bool(first.get("tool_calls")) and message_key(first) == message_key(second)
+        if not first.get("tool_calls") or message_key(first) != message_key(second):
+            return None
+        spelled = [[call.get("function", call) for call in message["tool_calls"]] for message in (first, second)]
+        return "json_key_order" if str(spelled[0]) != str(spelled[1]) else "identifier"
 
     def _document_order(self) -> float | None:
         begin = self.own[0]
@@ -176,13 +188,18 @@ class _Comparison:
         return "identifier" if at_head else None
 
     def _is_slot(self, texts: tuple[str, str], found: tuple[Span, Span], cause: Cause) -> bool:
-        """Whether what was found is the difference, and not just the first place where unlike texts differ."""
+        """Whether what was found is the difference, and not just the first place where unlike texts differ.
+
+        Turns of other conversations may hold other dates and numbers, too: there a good part that follows must be
+        alike, or the turns around it, or it must be said that this is the time.
+        """
         rest = texts[0][found[0][1] :], texts[1][found[1][1] :]
         alike = similarity(*rest) >= _ALIKE
-        if not self.is_newest:
+        if self.here.kind not in ("message", "document"):
             return alike or max(map(len, rest)) < _SHORT
         line = texts[1][max(texts[1].rfind("\n", 0, found[1][0]), 0) : found[1][0]]
-        return (alike and len(rest[1]) >= _PATTERN) or (cause == "clock" and bool(_NOW.search(line)))
+        says_so = cause == "clock" and self.here.kind == "message" and bool(_NOW.search(line))
+        return says_so or (alike and (len(rest[1]) >= _PATTERN or self.past is not None))
 
 
 def _tools(prompt: PromptText) -> list[Mapping[str, Any]]:

@@ -6,8 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-_WORD = re.compile(r"<\|?\w+\|?>|[A-Za-zÀ-ÿ0-9_]+|[^\sA-Za-zÀ-ÿ0-9_]")
+from foreword.text.pieces import common_prefix
+
+UNSPACED = "\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff"  # Thai, Japanese, Chinese: no spaces between words
+_LETTER = re.compile(rf"[^\W{UNSPACED}]")
+_WORD = re.compile(rf"<\|?\w+\|?>|{_LETTER.pattern}+|\S")
 _RUN = 4  # words in a row that are no coincidence
+_UNBROKEN = 40  # characters of a word
 _SOUGHT = 24  # words in which two texts must come together again
 _Word = tuple[int, int, str]
 
@@ -22,42 +27,56 @@ def words_of(text: str, start: int = 0, end: int | None = None) -> list[_Word]:
 def shared(expected: str, actual: str) -> int:
     """How many characters of ``actual`` the other text has too, in whatever order.
 
-    Equal lines count, each as often as both have it; of the others, runs of four words that both have. Linear.
+    The end that both have counts first, then equal lines, each as often as both have it; of the others, runs of four
+    words that both have. Linear.
     """
-    available = Counter(expected.splitlines(keepends=True))
-    total, rest = 0, []
-    for line in actual.splitlines(keepends=True):
+    same = common_suffix(expected, actual)
+    first, second = expected[: len(expected) - same], actual[: len(actual) - same]
+    available = Counter(first.split("\n"))
+    total, rest = same, []
+    for line in second.split("\n"):
         if available[line] > 0:
             available[line] -= 1
-            total += len(line)
+            total += len(line) + 1
         else:
             rest.append(line)
-    left = "".join(line * count for line, count in available.items())
-    return total + sum(end - start for start, end in _runs(left, "".join(rest)))
+    left = [line for line, count in available.items() if count > 0]
+    return min(total + _in_runs(_split("\n".join(left)), _split("\n".join(rest))), len(actual))
 
 
 def similarity(expected: str, actual: str) -> float:
-    """The part of the longer text that the other one has too, in [0, 1]; 1 for texts too short to tell."""
+    """The part of the longer text that the other one has too, in [0, 1]; 1 for two empty ones."""
     longest = max(len(expected), len(actual))
     return shared(expected, actual) / longest if longest else 1.0
 
 
-def _runs(expected: str, actual: str) -> Iterator[tuple[int, int]]:
-    """The stretches of ``actual`` that consist of runs of words found in ``expected``."""
-    known_words = [word for _, _, word in words_of(expected)]
-    known = {tuple(known_words[at : at + _RUN]) for at in range(len(known_words) - _RUN + 1)}
-    words = words_of(actual) if known else []
-    start = end = -1
-    for at in range(len(words) - _RUN + 1):
-        if tuple(word for _, _, word in words[at : at + _RUN]) not in known:
-            continue
-        if words[at][0] > end:
-            if end > start:
-                yield start, end
-            start = words[at][0]
-        end = words[at + _RUN - 1][1]
-    if end > start:
-        yield start, end
+def common_suffix(first: str, second: str) -> int:
+    """How many characters both end with."""
+    return common_prefix(first[::-1], second[::-1])
+
+
+def _split(text: str) -> list[str]:
+    """The text at its white space, and what has none at its words and signs."""
+    words: list[str] = []
+    for word in text.split():
+        words += [word] if len(word) <= _UNBROKEN else _WORD.findall(word)
+    return words
+
+
+def _in_runs(expected: list[str], actual: list[str]) -> int:
+    """The characters of ``actual`` in runs of words that ``expected`` has, with a space between two words."""
+    known = set(_grams(expected))
+    total, end = 0, 0  # of the run that was counted last
+    for at, gram in enumerate(_grams(actual) if known else ()):
+        if gram in known:
+            start = max(at, end)
+            total += sum(map(len, actual[start : at + _RUN])) + at + _RUN - start - (start > end or not end)
+            end = at + _RUN
+    return total
+
+
+def _grams(words: list[str]) -> Iterator[tuple[str, ...]]:
+    return zip(*(words[at:] for at in range(_RUN)), strict=False)
 
 
 def slot(expected: str, actual: str, at: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
@@ -66,8 +85,9 @@ def slot(expected: str, actual: str, at: int) -> tuple[tuple[int, int], tuple[in
     Returns the two spans, from the start of the first word that differs; None if the texts stay apart.
     """
     begin = at
-    while begin and expected[begin - 1].isalnum() and (begin == len(expected) or _splits(expected, actual, begin)):
-        begin -= 1
+    if any(_LETTER.match(text, at) for text in (expected, actual)):  # it may lie inside a word
+        while begin and _LETTER.match(expected, begin - 1):
+            begin -= 1
     window = 40 * _SOUGHT
     first = words_of(expected, begin, begin + window)[:_SOUGHT]
     second = words_of(actual, begin, begin + window)[:_SOUGHT]
@@ -85,11 +105,6 @@ def slot(expected: str, actual: str, at: int) -> tuple[tuple[int, int], tuple[in
             if tail[0] == tail[1] and whole:
                 return (begin, _end(first, there, begin)), (begin, _end(second, here, begin))
     return None
-
-
-def _splits(expected: str, actual: str, at: int) -> bool:
-    """Whether ``at`` lies inside a word of either text."""
-    return any(at < len(text) and text[at].isalnum() for text in (expected, actual)) or at == len(actual)
 
 
 def _end(words: list[_Word], count: int, begin: int) -> int:

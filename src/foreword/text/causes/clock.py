@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from datetime import date
 
+from foreword.text.causes.align import UNSPACED
 from foreword.text.passages import Span
 
 # Full names are dates by themselves; short ones, and those that are words too, only beside a number.
@@ -44,25 +45,28 @@ mar gio sab seg ter qua qui sex ma wo vr za zo man tir ons tor fre lör lør sö
 """
 _SHORT = frozenset(_SHORT_NAMES.split())
 _NAMES = frozenset((_MONTHS + _WEEKDAYS).split()) - _SHORT
-_ANY_NAME = "|".join(sorted({*_NAMES, *_SHORT}, key=len, reverse=True))
+_ANY_NAME, _ANY_SHORT = ("|".join(sorted(names, key=len, reverse=True)) for names in (_NAMES, _SHORT))
 
+_LETTER = rf"[^\W{UNSPACED}]"
 _TIME = r"\d{1,2}(?::|h)\d\d(?::\d\d(?:[.,]\d{1,9})?)?"
 _ZONE = r"z|utc|gmt|cest|cet|e[sd]t|p[sd]t|c[sd]t|m[sd]t|bst|jst|uhr"
 _TOKEN = rf"""(?:
     \d{{4}}-?\d\d-?\d\dt\d\d:?\d\d(?::?\d\d(?:[.,]\d+)?)?
     |{_TIME}
-    |\d+(?:st|nd|rd|th|er|º|ª)?(?!\w)
-    |(?:{_ANY_NAME})(?!\w)\.?
+    |\d+[年月日時时分秒]
+    |\d+(?:st|nd|rd|th|er|º|ª)?(?!{_LETTER})
+    |(?:{_ANY_NAME})(?!{_LETTER})|(?:{_ANY_SHORT})(?!{_LETTER})\.?
     |(?:[ap]\.?m\b\.?|(?:{_ZONE})\b)
     |[+-]\d\d:?\d\d
-    |\d+[年月日時时分秒]
     |[(（]?[月火水木金土日一二三四五六][)）]
 )"""
 _JOIN = (
     r"(?:,?\ (?:de|del|of|at|um|the|den|der|le|el|à|às|a\ las|kl|klo|o|г|в|om|den)\.?\ "
     r"|[ ,./\-\u202f\u00a0T|]{0,3})"
 )
-_EXPRESSION = re.compile(rf"(?<![\w.\-$€£#]){_TOKEN}(?:{_JOIN}{_TOKEN})*(?![\w])", re.IGNORECASE | re.VERBOSE)
+_EXPRESSION = re.compile(
+    rf"(?<!{_LETTER})(?<![.\-$€£#]){_TOKEN}(?:{_JOIN}{_TOKEN})*(?!{_LETTER})", re.IGNORECASE | re.VERBOSE
+)
 
 _UNIT = (
     r"(?:ms|millis\w*|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|weeks?|months?|years?"
@@ -147,9 +151,12 @@ def _is_time(text: str) -> bool:
         if len(first) == 4:
             return _is_date(first, second, last)
         year = last if len(last) == 4 else f"20{last}"
-        short = len(last) == 2 and match[2] != "/"  # 1.2.26 is as often a version
+        short = match[2] != "/" and len(match[0]) < 8  # 1.2.26 is as often a version
         return not short and (_is_date(year, second, first) or _is_date(year, first, second))
-    return bool(re.fullmatch(r"(?:19|20)\d\d", lower))
+    if re.search(r"(?<!\d)\d{1,2}\.\d\d uhr", lower):
+        return True
+    year, month = r"(?:19|20)\d\d", r"(?:0?[1-9]|1[0-2])"
+    return bool(re.fullmatch(rf"{year}(?:[-/.]{month})?|{month}[-/.]{year}", lower))
 
 
 def _is_date(year: str, month: str, day: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
@@ -12,6 +13,7 @@ from foreword.text.causes.align import similarity
 from foreword.text.chat import Message
 
 _TELLING = 20  # characters of equal turns that are no coincidence
+_EMPTY = 24  # characters of the key of a message without content
 _SIMILAR = 0.5
 _MOST = 2_000  # messages that are compared
 
@@ -34,7 +36,7 @@ def history(expected: Sequence[Message], actual: Sequence[Message]) -> Cause | N
     newest = len(second) - 1
     for block in blocks:
         gone, put = at + block.a, at + block.b
-        if not _tells(first, gone, put, block.size):
+        if not _tells(first, gone, put, block.size, begins=at == start):
             continue
         if put == at and at == start:
             return "history_truncated"
@@ -69,10 +71,14 @@ def _leading(messages: Sequence[Message]) -> int:
     return next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
 
 
-def _tells(first: list[str], gone: int, put: int, size: int) -> bool:
-    """Whether equal turns are more than a coincidence: in the same place, up to the end, or long enough."""
-    reaches_end = gone + size == len(first)
-    return gone == put or reaches_end or sum(map(len, first[gone : gone + size])) >= size * 24 + _TELLING
+def _tells(first: list[str], gone: int, put: int, size: int, *, begins: bool) -> bool:
+    """Whether equal turns are no coincidence: they are long, or several, or in their place, or the last ones that were.
+
+    Args:
+        begins: no turn before them is equal, so that a word of thanks in the same place says nothing.
+    """
+    is_long = sum(map(len, first[gone : gone + size])) >= size * _EMPTY + _TELLING
+    return is_long or size > 1 or (gone == put and not begins) or (gone != put and gone + size == len(first))
 
 
 def _cut_inside(expected: Sequence[Message], actual: Sequence[Message], at: int) -> bool:
@@ -92,10 +98,13 @@ def _cut_inside(expected: Sequence[Message], actual: Sequence[Message], at: int)
 
 def _resembles(expected: Message, actual: Message) -> bool:
     first, second = str(expected["content"]), str(actual["content"])
-    if expected["role"] != actual["role"]:
-        return False
     short, long = sorted((first.strip(), second.strip()), key=len)
-    return bool(short and short in long) or similarity(first, second) >= _SIMILAR
+    if expected["role"] != actual["role"] or not short:
+        return False
+    framed = re.search(
+        rf"(?:^|\n|: ?|> ?){re.escape(short)}(?:$|\n| ?<)", long
+    )  # with a context around it, or a thought
+    return bool(framed) or (len(short) >= _TELLING and short in long) or similarity(first, second) >= _SIMILAR
 
 
 def _summarised(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
-from foreword.text.causes.align import similarity, slot, words_of
+from foreword.text.causes.align import UNSPACED, similarity, slot, words_of
 from foreword.text.passages import Span
 
 _REACH = 96
-_LABEL = (
-    r"(?:id|ids|uid|guid|uuid|no|nr|number|num|user|customer|client|account|acct|tenant|session|request|req|ticket|case"
-    r"|order|run|thread|trace|span|nonce|seed|key|token|job|build|invoice|conversation|chat|message|correlation|kunde|konto)"
+_IDS = (
+    "ids?|uid|guid|uuid|pid|account|acct|tenant|session|request|req|ticket|thread|trace|span|nonce|seed|correlation"
+    "|konto"
+)
+_COUNTED = (
+    "number|num|no|nr|user|customer|client|kunde|case|order|run|key|token|job|build|invoice|conversation|chat|message"
+    "|port"
 )
 _PATTERNS = tuple(
     re.compile(pattern)
@@ -23,17 +27,24 @@ _PATTERNS = tuple(
         r"(?<!\w)(?=[\w+/-]*\d)(?=[\w+/-]*[a-z])(?=[\w+/-]*[A-Z])[\w+/-]{10,}={0,2}(?!\w)",  # base64 and the like
         r"(?<![\w.])\d{6,}(?![\w])(?!\.\d)",
         r"(?<![\w.])(?:[A-Z]{2}\d\d[ -])?\d{3,4}(?:[ -]\d{2,4}){2,}(?!\w)",  # an account or a card, in groups
+        r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]\d)",  # an address in a network
         r"\+\d{1,3}(?:[ \-/()]{0,2}\d{2,}){2,}",  # a telephone
-        rf"(?i)(?:\b{_LABEL}\b[\"']?(?:\s(?:is|id|no\.?|nr\.?|number))?\W{{0,4}}|#)(?=[\w-]*\d)[\w-]+(?!\w)",
+        # a number behind its label; what can be counted, too, needs more than a number: "order 3 bells"
+        rf"(?i)(?<![a-z])(?:{_IDS})(?![a-z])(?:\sis)?\W{{0,4}}(?=[\w-]*\d)[\w-]+(?!\w)",
+        rf"(?i)(?<![a-z])(?:{_COUNTED})(?![a-z])"
+        r"(?:\W{0,3}[:=#\"']\W{0,2}|\W{0,2}(?=[\w-]{3}))(?=[\w-]*\d)[\w-]+(?!\w)",
+        r"#(?=[\w-]*\d)[\w-]+(?!\w)",
     )
 )
-_VERBS = frozenset(("is", "has", "was", "works", "lives", "wants", "asks", "uses", "works", "prefers", "likes", "and"))
+_VERBS = frozenset(("is", "has", "was", "works", "lives", "wants", "asks", "uses", "prefers", "likes", "and"))
 _WHO = re.compile(
     r"(?:user|name|customer|client|account|tenant|org|organi[sz]ation|company|owner|login|host|player|author|employee"
-    r"|team|project|region|city|locale|cwd|path|directory|device)(?:[ _]?name)?[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?$",
+    r"|team|project|branch|repo(?:sitory)?|workspace|region|city|locale|cwd|path|directory|device)"
+    r"(?:[ _]?name)?[\"']?\s*(?:[:=]|\bis\b)\s*[\"'`]?$",
     re.IGNORECASE,
 )
-_UNBROKEN = re.compile(r"""[^\s"'`=:()\[\]{},;<>]*$""")
+_UNBROKEN = re.compile(rf"""[^\s"'`=:()\[\]{{}},;<>{UNSPACED}]*$""")
+_COMMON = re.compile(r"\b(?:an?|k?eine?[nmrs]?|une?|una|uma?|een)\s+$", re.IGNORECASE)  # before a noun, not a name
 _SLOT_WORDS, _SLOT_CHARACTERS = 8, 60  # words here are also the signs in a path or an address
 _NEARLY_ALL = 0.8
 
@@ -87,7 +98,7 @@ def _is_name(text: str, start: int, end: int) -> bool:
         return True
     if not any(char.isupper() or (char.isalpha() and not char.islower()) for char in value):
         return False
-    if value[0].islower():
+    if value[0].islower() or _COMMON.search(before):
         return False
     if before.rstrip(" \"'`*").endswith((".", "!", "?")) or not before.strip(" \"'`*#-"):  # begins a sentence
         following = words_of(text, end, end + 24)

@@ -19,6 +19,8 @@ _CANDIDATES = 12  # brackets around a difference that are tried, from the outerm
 _EXAMPLE = re.compile(
     r"^(?:[#*]+ ?)?(?:example|beispiel|exemple|ejemplo|q|question|input|user)\b ?#?\d*[.:)]", re.I | re.M
 )
+_TOOL_KEYS = frozenset(("parameters", "input_schema", "inputSchema", "arguments", "args", "description"))
+_BESIDES = frozenset(("name", "type", "title", "strict", "returns", "annotations", "outputSchema", "required"))
 _ALONE = 0.8  # of the characters of two texts that are the same but for their order
 
 
@@ -31,32 +33,33 @@ class Order(NamedTuple):
 
 
 def order(expected: Sequence[Hashable], actual: Sequence[Hashable], weights: Sequence[int]) -> Order:
-    """Compare two sequences; ``weights`` are those of ``actual``, and ``share`` is what the common members weigh."""
-    both = Counter(expected) & Counter(actual)
-    first, second = _kept(expected, both), _kept(actual, both)
-    weight = sum(weights[at] for at in second)
+    """Compare two sequences; ``weights`` are those of ``actual``, and ``share`` is what the common members weigh.
+
+    Members that come more than once have no place of their own: they only weigh.
+    """
+    first, second = Counter(expected), Counter(actual)
+    weight = sum(weights[at] for at, item in enumerate(actual) if item in first)
     share = weight / total if (total := sum(weights)) else 0.0
-    return Order(len(first), [expected[at] for at in first] != [actual[at] for at in second], share)
-
-
-def _kept(items: Sequence[Hashable], both: Counter[Hashable]) -> list[int]:
-    left = both.copy()
-    kept = []
-    for at, item in enumerate(items):
-        if left[item] > 0:
-            left[item] -= 1
-            kept.append(at)
-    return kept
+    single = {item for item, count in first.items() if count == second[item] == 1}
+    moved = [item for item in expected if item in single] != [item for item in actual if item in single]
+    return Order(len(single), moved, share)
 
 
 # -- white space ---------------------------------------------------------------------------------------------------
 
 
-def is_whitespace(expected: str, actual: str, at: int) -> bool:
-    """Whether the texts go on alike from ``at`` once white space is left out, and differ in nothing else there."""
+def is_whitespace(expected: str, actual: str, at: int, ends: tuple[int, int] | None = None) -> bool:
+    """Whether the texts go on alike from ``at`` once white space is left out, and differ in nothing else there.
+
+    Args:
+        ends: where the message that holds the difference ends in the two texts, if it is the same; that is far enough.
+    """
     if not any(_SPACE.match(char) for char in (expected[at : at + 1], actual[at : at + 1])):
         return False
     first, second = visible(expected, at), visible(actual, at)
+    if ends and first != second:
+        first, second = visible(expected[: ends[0]], at), visible(actual[: ends[1]], at)
+        return first == second and len(first) < _SEEN
     return bool(first) and first == second
 
 
@@ -78,13 +81,10 @@ def json_cause(expected: str, actual: str, at: int, begin: int) -> tuple[Cause |
         first, second = _value(expected, start, at), _value(actual, start, at)
         if first is None or second is None:
             continue
-        if first == second:
-            return "json_key_order", None
-        if isinstance(first, list) and isinstance(second, list):
-            if found := _lists(first, second):
-                return found
-        elif _same_members(first, second):
-            return "json_key_order", None
+        if canonical(first) == canonical(second):
+            return ("json_key_order", None) if _spelled(first) != _spelled(second) else None
+        if isinstance(first, list) and isinstance(second, list) and (found := _lists(first, second)):
+            return found
     return _json_lines(expected, actual, at, begin)
 
 
@@ -118,14 +118,6 @@ def _value(text: str, start: int, at: int) -> Any:
     return None
 
 
-def _same_members(first: Any, second: Any) -> bool:
-    """Whether two objects that differ in a value here and there also have their common keys in another order."""
-    if not isinstance(first, dict) or not isinstance(second, dict) or len(first.keys() & second.keys()) < 2:
-        return False
-    common = [key for key in first if key in second]
-    return first.keys() == second.keys() and common != [key for key in second if key in first]
-
-
 def _lists(first: list[Any], second: list[Any]) -> tuple[Cause | None, float | None] | None:
     if not all(isinstance(item, dict) for item in (*first, *second)):
         return None
@@ -152,14 +144,13 @@ def _json_lines(expected: str, actual: str, at: int, begin: int) -> tuple[Cause 
 
 
 def is_tool(value: Any) -> bool:
-    """Whether a JSON value looks like the definition of a tool."""
-    if not isinstance(value, Mapping):
-        return False
-    function = value.get("function", value)
+    """Whether a JSON value looks like the definition of a tool: a name, a description or parameters, nothing else."""
+    function = value.get("function", value) if isinstance(value, Mapping) else None
     return (
         isinstance(function, Mapping)
         and "name" in function
-        and bool(function.keys() & {"parameters", "input_schema", "inputSchema", "arguments", "args", "description"})
+        and bool(function.keys() & _TOOL_KEYS)
+        and function.keys() <= _TOOL_KEYS | _BESIDES
     )
 
 
@@ -177,8 +168,8 @@ def tools_cause(expected: Sequence[Mapping[str, Any]], actual: Sequence[Mapping[
     return "tool_order" if found.common > 1 and found.is_moved else None
 
 
-def _spelled(tool: Mapping[str, Any]) -> str:
-    return json.dumps(tool, default=str)
+def _spelled(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 # -- passages ------------------------------------------------------------------------------------------------------
@@ -197,7 +188,7 @@ def document_order(expected: str, actual: str, at: int, spans: tuple[list[Span],
         return share
     for split in (_examples, _paragraphs, _lines):
         pair = split(expected), split(actual)
-        if min(map(len, pair)) < 2 or not all(_changes(spans, at) for spans in pair):
+        if min(map(len, pair)) < 2:
             continue
         share = _moved(expected, actual, *pair)
         if share is not None and share >= _ALONE:
@@ -217,18 +208,15 @@ def _moved(expected: str, actual: str, first: list[Span], second: list[Span]) ->
     return found.share if found.common > 1 and found.is_moved else None
 
 
-def _changes(spans: list[Span], at: int) -> bool:
-    """Whether the difference lies in a part of the text that is divided at all."""
-    return spans[0][0] <= at <= spans[-1][1]
-
-
 def _examples(text: str) -> list[Span]:
     starts = [match.start() for match in _EXAMPLE.finditer(text)]
     return list(zip(starts, [*starts[1:], len(text)][: len(starts)], strict=True))
 
 
 def _paragraphs(text: str) -> list[Span]:
-    return [match.span() for match in re.finditer(r"\S(?:.|\n(?!\s*\n))*", text)]
+    borders = [match.span() for match in re.finditer(r"\n[ \t]*\n\s*", text)]
+    starts, ends = [0, *(end for _, end in borders)], [*(start for start, _ in borders), len(text)]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
 
 def _lines(text: str) -> list[Span]:
