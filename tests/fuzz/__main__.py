@@ -39,10 +39,16 @@ def _again(world: World, plan: Plan, seconds: float) -> int:
     try:
         world.run(plan)
     except Failure as failure:
-        print(f"{failure}\n\nthe smallest found:\n{shrink(world, failure, seconds)}")
+        _show(world, failure, seconds)
         return 1
     print(f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.chosen}")
     return 0
+
+
+def _show(world: World, failure: Failure, seconds: float) -> None:
+    print(failure)
+    if seconds > 0:
+        print(f"\nthe smallest found:\n{shrink(world, failure, seconds)}\n")
 
 
 def _long(world: World, arguments: argparse.Namespace) -> int:
@@ -62,7 +68,7 @@ def _long(world: World, arguments: argparse.Namespace) -> int:
         most_failures=10**9 if arguments.keep_going else 1,
     )  # fmt: skip
     for failure in summary.failures:
-        print(f"{failure}\n\nthe smallest found:\n{shrink(world, failure, arguments.shrink)}\n")
+        _show(world, failure, arguments.shrink)
     print(report(world, summary, first))
     return 1 if summary.failures else 0
 
@@ -72,7 +78,7 @@ def report(world: World, summary: Summary, first_bytes: int) -> str:
     rate = summary.operations / max(summary.seconds, 1e-9)
     lines = [
         f"{summary.operations} operations in {summary.epochs} epochs and {world.lives} engines, "
-        f"{summary.seconds:.0f} s, {rate:.0f} operations/s",
+        f"{summary.seconds:.0f} s, {rate:.0f} operations/s, {summary.cpu_seconds:.0f} s of processors",
         "modes: " + ", ".join(f"{count} {name}" for name, count in summary.modes.most_common()),
         "operations: " + ", ".join(f"{count} {name}" for name, count in summary.names.most_common()),
         "totals: " + ", ".join(f"{count} {name}" for name, count in world.totals.items()),

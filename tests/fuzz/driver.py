@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
-from foreword import EngineClosedError
+from foreword import Engine, EngineClosedError
 
 from .cases import Population
 from .life import PATIENCE_S, Life, Violation
@@ -88,9 +88,13 @@ class World:
 
     Args:
         model: directory of the model.
+
+    Attributes:
+        spoil: called with each engine that is fuzzed before anything is asked of it, for tests of the fuzzer.
     """
 
     def __init__(self, model: FilePath) -> None:
+        self.spoil: Callable[[Engine], None] = lambda _: None
         self.reference = Reference(str(model))
         self.population = Population(0)
         self.life: Life
@@ -149,7 +153,8 @@ class World:
                 self._drive(lines, problems)
                 self._finish(problems)
             finally:
-                self.life.engine.close()
+                if not self.life.stuck:
+                    self.life.engine.close()
         if problems:
             raise Failure(plan, "\n".join(problems), [lines[index] for index in sorted(lines)])
 
@@ -202,6 +207,7 @@ class World:
     def _begin_life(self, chosen: dict[str, Any]) -> None:
         stepped = self._plan.mode == "stepped"
         self.life = Life(self._model, self._plan.path, chosen, self.reference, stepped=stepped)
+        self.spoil(self.life.engine)
         self.lives += 1
 
     def _end_life(self) -> None:
@@ -216,6 +222,7 @@ class Summary:
     operations: int = 0
     epochs: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     names: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
@@ -226,7 +233,7 @@ def fuzz(
     most_failures: int = 1,
 ) -> Summary:  # fmt: skip
     """Run epochs of ``seed`` until so many operations have happened, or until ``most_failures`` epochs have failed."""
-    summary, started = Summary(), time.monotonic()
+    summary, started, cpu_started = Summary(), time.monotonic(), time.process_time()
     while summary.operations < operations and len(summary.failures) < most_failures:
         plan = make_plan(seed, summary.epochs, most=operations - summary.operations)
         try:
@@ -237,7 +244,7 @@ def fuzz(
         summary.operations += len(plan.operations)
         summary.names.update(planned.name for planned in plan.operations)
         summary.modes[plan.mode] += 1
-        summary.seconds = time.monotonic() - started
+        summary.seconds, summary.cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
         if on_epoch is not None:
             on_epoch(summary, plan)
     return summary

@@ -106,12 +106,12 @@ def operation(weight: float, *, free_only: bool = False) -> Callable[[Run], Run]
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-@operation(26)
+@operation(20)
 def submit(act: Act) -> None:
     act.submit(1)
 
 
-@operation(6)
+@operation(5)
 def submit_batch(act: Act) -> None:
     act.submit(act.rng.randint(2, 4))
 
@@ -121,11 +121,12 @@ def submit_with_a_broken_consumer(act: Act) -> None:
     act.submit(1, raises_at=act.rng.choice((0, 0, 1, 2, 4)))
 
 
-@operation(9)
+@operation(10)
 def cancel(act: Act) -> None:
     submission = act.pick()
-    if submission is not None and submission.streams:
-        quietly = act.rng.random() < 0.5
+    quietly = act.rng.random() < 0.5
+    if submission is not None:
+        quietly &= submission.posted
         act.say(f"request {submission.label}{', quietly' if quietly else ''}")
         act.life.cancel(submission, quietly=quietly)
 
@@ -136,39 +137,39 @@ def cancel_before_start(act: Act) -> None:
         act.life.cancel(submission, quietly=act.rng.random() < 0.5)
 
 
-@operation(6, free_only=True)
+@operation(3, free_only=True)
 def generate(act: Act) -> None:
     _generate(act, act.enter(act.rng.choice((1, 1, 2, 3))))
 
 
-@operation(6, free_only=True)
+@operation(3, free_only=True)
 def generate_in_a_thread(act: Act) -> None:
     act.world.in_thread(act, _generate, act, act.enter(act.rng.choice((1, 1, 2))))
 
 
-@operation(6, free_only=True)
+@operation(3, free_only=True)
 def stream(act: Act) -> None:
     _stream(act, act.enter(1), act.rng.choice((None, 0, 1, 1, 2, 4)))
 
 
-@operation(4, free_only=True)
+@operation(2, free_only=True)
 def stream_in_a_thread(act: Act) -> None:
     act.world.in_thread(act, _stream, act, act.enter(1), act.rng.choice((None, None, 1, 3)))
 
 
-@operation(6, free_only=True)
+@operation(3, free_only=True)
 def agenerate(act: Act) -> None:
     wait_s = act.rng.choice((None, None, 0.0, 0.001, 0.004))
     act.say("to the end" if wait_s is None else f"cancelled after {wait_s} s")
     act.world.in_task(act, _agenerate(act, act.enter(act.rng.choice((1, 1, 2))), wait_s))
 
 
-@operation(6, free_only=True)
+@operation(3, free_only=True)
 def astream(act: Act) -> None:
     act.world.in_task(act, _astream(act, act.enter(1), act.rng.choice((None, None, 0, 1, 2, 4))))
 
 
-@operation(2, free_only=True)
+@operation(1, free_only=True)
 def many_tasks(act: Act) -> None:
     count = act.rng.randint(2, 5)
     act.say(f"{count} tasks at once")
@@ -208,6 +209,7 @@ def _stream(act: Act, submissions: list[Submission], pieces: int | None) -> None
                     break
             submission.leave()
             source.close()
+            act.life.check_gone(submission)
             submission.done.set()
         except (*_ENDS, InjectedError) as error:
             act.conclude(submissions, None, error)
@@ -256,7 +258,7 @@ async def _astream(act: Act, submissions: list[Submission], pieces: int | None) 
 # -- everything else -----------------------------------------------------------------------------------------------
 
 
-@operation(4)
+@operation(7)
 def explain(act: Act) -> None:
     case, salt = act.world.population.draw(act.rng), act.rng.choice(SALTS)
     act.say(f"{case}, salt {salt}")
@@ -266,23 +268,23 @@ def explain(act: Act) -> None:
         act.say("met an injected error")
 
 
-@operation(6)
+@operation(8)
 def stats(act: Act) -> None:
     act.say(str(act.life.check_stats()))
 
 
-@operation(4)
+@operation(6)
 def check_integrity(act: Act) -> None:
     act.life.engine.check_integrity()
 
 
-@operation(2)
+@operation(1.5)
 def reset_prefix_cache(act: Act) -> None:
     act.say(f"{act.life.engine.reset_prefix_cache()} blocks")
     act.life.check_stats()
 
 
-@operation(5)
+@operation(8)
 def invalid(act: Act) -> None:
     prompt, sampling = act.rng.choice(INVALID)
     act.say(f"{str(prompt)[:40]}, {sampling}")
@@ -299,7 +301,7 @@ def invalid(act: Act) -> None:
         raise Violation("a refused request changed the counters")
 
 
-@operation(4)
+@operation(5)
 def inject(act: Act) -> None:
     part, after = act.rng.choice(PARTS), act.rng.choice((0, 0, 1, 3, 8))
     act.say(f"into {part} after {after} calls")

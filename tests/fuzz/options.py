@@ -60,8 +60,8 @@ POLICIES: tuple[Any, ...] = (
 )  # fmt: skip
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "kv_tokens": (48, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
-    "max_num_seqs": (1, 2, 3, 4, 6, 16),
+    "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
+    "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
     "max_num_batched_tokens": (5, 16, 33, 64, 256, None),
     "scheduling_policy": POLICIES,
     "enable_prefix_caching": (True,) * 9 + (False,),

@@ -29,7 +29,8 @@ class Submission:
 
     Attributes:
         request_id: the engine's name for it; None before it is known.
-        pieces: what its consumer was given, in order. ``streams`` says whether they are all there is.
+        pieces: what its consumer was given, in order. ``streams`` says whether they are all there is,
+            ``posted`` whether nobody waits for them.
         output: the whole output, once it is there; ``error`` what was raised instead.
         horizon: how many requests the ledger held when it ended.
         left: somebody ended it: a cancelled call, a closed stream, a consumer that raised, a closed engine.
@@ -49,7 +50,7 @@ class Submission:
         self.raises_at = raises_at
         self.request_id: str | None = None
         self.pieces: list[OutputChunk] = []
-        self.streams = False
+        self.streams = self.posted = False
         self.output: RequestOutput | None = None
         self.error: BaseException | None = None
         self.horizon: int | None = None
