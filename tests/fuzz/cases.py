@@ -106,7 +106,9 @@ class Case:
         """Of a case without a base."""
         if self.as_text:
             letters = random.Random(f"text {self.family}").choices(_LETTERS, k=LONGEST_BEGINNING)
-            return "".join(letters[: self.length]) + "".join(random.Random(self.tail).choices("abü", k=self.tail_length))
+            return "".join(letters[: self.length]) + "".join(
+                random.Random(self.tail).choices("abü", k=self.tail_length)
+            )
         return beginning(self.family)[: self.length] + self.own_tail()
 
     def own_tail(self) -> list[int]:
@@ -158,8 +160,8 @@ class Population:
         length, tail_length = rng.choice(_LENGTHS), rng.choice((0, 0, 1, 1, 3, 8, 12))
         if base is not None:
             tail_length = max(1, tail_length)
-        kind, max_tokens = rng.choices(list(KINDS), _WEIGHTS)[0], rng.choice((1, 1, 2, 2, 3, 4, 5, 8, 12))
-        n = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 3))
+        kind, max_tokens = rng.choices(list(KINDS), _WEIGHTS)[0], rng.choice((1, 1, 2, 2, 2, 3, 4, 5, 7, 10))
+        n = rng.choice((1, 1, 1, 1, 1, 1, 1, 1, 2, 3))
         if base is None and rng.random() < 0.14:  # completions that soon need a block each: they do not fit together
             length, max_tokens, n = rng.choice((9, 12, 15, 31)), rng.randint(8, 24), rng.choice((2, 3))
         return Case(

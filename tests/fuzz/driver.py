@@ -25,7 +25,7 @@ from .operations import OPERATIONS, Act
 from .options import Path, draw_options, paths
 from .reference import Reference
 
-EPOCH = 120
+EPOCH = 160
 """Operations of an epoch on the quickest path."""
 
 MODES = ("stepped", "stepped", "stepped", "free", "threads")
@@ -39,7 +39,7 @@ STEPS = (0, 0, 1, 1, 2, 3, 5)  # behind an operation of a stepped epoch
 class Planned(NamedTuple):
     """An operation that is to happen: its number, its name, and the seed of its details."""
 
-    index: int
+    number: int
     name: str
     seed: str
 
@@ -176,7 +176,7 @@ class World:
         for planned in operations:
             if problems:
                 return
-            act = Act(self, self.life, planned.index, random.Random(planned.seed))
+            act = Act(self, self.life, planned.number, random.Random(planned.seed))
             try:
                 OPERATIONS[planned.name].run(act)
                 if act.life.stepped and not act.life.closing:
@@ -185,10 +185,10 @@ class World:
                     act.life.step(steps)
             except EngineClosedError as error:
                 if not act.life.closing:
-                    problems.append(f"operation {planned.index}: {error!r}, from {error.__cause__!r}")
+                    problems.append(f"operation {planned.number}: {error!r}, from {error.__cause__!r}")
             except BaseException as error:
-                problems.append(f"operation {planned.index}: {_described(error)}")
-            lines[planned.index] = f"  {planned.index}. {planned.name}: {'; '.join(act.said)}"
+                problems.append(f"operation {planned.number}: {_described(error)}")
+            lines[planned.number] = f"  {planned.number}. {planned.name}: {'; '.join(act.said)}"
 
     def _finish(self, problems: list[str]) -> None:
         """Wait for everybody, then check that all is well and nothing is left."""

@@ -25,7 +25,15 @@ PATIENCE_S = 60.0
 """What takes longer is reported as a hang."""
 
 PROBES = 2
-_GROWING = ("prompt_tokens", "tokens_reused", "tokens_prefilled", "tokens_generated", "preemptions", "evictions", "steps")
+_GROWING = (
+    "prompt_tokens",
+    "tokens_reused",
+    "tokens_prefilled",
+    "tokens_generated",
+    "preemptions",
+    "evictions",
+    "steps",
+)
 
 
 class Violation(AssertionError):
@@ -91,7 +99,7 @@ class Life:
 
     def room(self, prompt: list[int]) -> int:
         """Tokens that can be generated behind ``prompt``."""
-        slots = self._last.blocks_total * self.chosen["block_size"]
+        slots: int = self._last.blocks_total * self.chosen["block_size"]
         return min(self.engine.max_model_len, slots + 1) - len(prompt)
 
     def params(self, submission: Submission, priority: int = 0) -> SamplingParams:
@@ -194,7 +202,9 @@ class Life:
         report = self.engine.explain(prompt, cache_salt=salt)
         longest = self.longest_known(prompt, salt, len(self.submissions))
         if report.cached_tokens > longest:
-            raise Violation(f"{case}: explain says {report.cached_tokens} tokens, {longest} were ever asked, salt {salt}")
+            raise Violation(
+                f"{case}: explain says {report.cached_tokens} tokens, {longest} were ever asked, salt {salt}"
+            )
 
     # -- end ---------------------------------------------------------------------------------------------------
 
@@ -288,7 +298,7 @@ class Life:
         if not served:
             return
         submission, size = rng.choice(served), self.chosen["block_size"]
-        options = {"max_tokens": 1, "temperature": 0.0, "cache_salt": submission.salt}
+        options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "cache_salt": submission.salt}
         for wanted in (None, len(submission.prompt) - 1):
             found = self.engine.explain(submission.prompt, cache_salt=submission.salt).cached_tokens
             expected = min(found, len(submission.prompt) - 1) if wanted is None else wanted
@@ -296,8 +306,8 @@ class Life:
             is_short = -(-len(submission.prompt) // size) >= self._last.blocks_total  # no block for the copy's source
             if cached != expected and not (is_short and cached == expected // size * size):
                 raise Violation(
-                    f"the prompt of request {submission.label} ({len(submission.prompt)} tokens, {found} of them cached "
-                    f"according to explain) was given {cached} cached tokens, not {expected}"
+                    f"the prompt of request {submission.label} ({len(submission.prompt)} tokens, {found} of them "
+                    f"cached, says explain) was given {cached} cached tokens, not {expected}"
                 )
 
     def close(self) -> None:
@@ -353,4 +363,3 @@ class Life:
         except (PromptTooLongError, InjectedError):  # the latter waited for a tokenizer
             return
         raise Violation(f"{case}: {len(prompt)} tokens were accepted, where they cannot fit")
-

@@ -123,7 +123,7 @@ def test_a_salt_that_is_forgotten(world: World) -> None:
     """Requests of one salt find the blocks of another."""
 
     def spoil(engine: Any, _: Any) -> None:
-        engine._client._namespace_key = lambda salt: b"the same for all"
+        engine._client._namespace_key = lambda _: b"the same for all"
 
     reason = find(world, spoil).reason
     assert "salt" in reason
@@ -155,7 +155,7 @@ def test_a_prefix_that_is_not_reused(world: World) -> None:
     """Nothing is wrong, but the cache serves nobody."""
 
     def spoil(_: Any, core: Any) -> None:
-        core.scheduler.cache.release = lambda held, tokens, num_computed: core.scheduler.cache.discard(held)
+        core.scheduler.cache.release = lambda held, *_: core.scheduler.cache.discard(held)
 
     assert "cached tokens, not" in find(world, spoil).reason
 
