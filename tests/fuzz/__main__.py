@@ -55,7 +55,7 @@ def _long(world: World, arguments: argparse.Namespace) -> int:
     first = resident_bytes()
 
     def tell(summary: Summary, _: Plan) -> None:
-        if summary.epochs % 100 == 0:
+        if summary.epochs % 25 == 0:
             print(
                 f"{summary.operations} operations, {summary.epochs} epochs, {summary.seconds:.0f} s, "
                 f"{summary.operations / summary.seconds:.0f} operations/s, {len(world.reference)} references, "
