@@ -59,7 +59,7 @@ def _long(world: World, arguments: argparse.Namespace) -> int:
             print(
                 f"{summary.operations} operations, {summary.epochs} epochs, {summary.seconds:.0f} s, "
                 f"{summary.operations / summary.seconds:.0f} operations/s, {len(world.reference)} references, "
-                f"{resident_bytes() / 2**20:.0f} MiB",
+                f"{resident_bytes() / 2**20:.0f} MiB, {len(summary.failures)} failed epochs",
                 flush=True,
             )
 

@@ -1,4 +1,4 @@
-"""20,000 random operations on real engines: outputs equal to the bit, every block back, no thread and no memory left."""
+"""20,000 random operations on real engines: outputs equal to the bit, every block back, no thread or memory left."""
 
 from __future__ import annotations
 
