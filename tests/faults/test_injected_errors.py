@@ -375,3 +375,33 @@ def test_an_action_that_raises_leaves_nobody_waiting(new_tiny: TinyEngine) -> No
     assert engine.closed
     with pytest.raises(EngineClosedError, match="ZeroDivisionError"):
         engine.generate([1])
+
+
+def test_a_token_without_text_is_not_in_the_output(tiny: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that fails while its text is made: its pieces and its output hold the same tokens and logprobs."""
+    engine = tiny()
+    calls = iter(range(10**9))
+    original = IncrementalDetokenizer.append
+
+    def append(self: IncrementalDetokenizer, token_id: int) -> str:
+        if next(calls) == 3:
+            raise InjectedError("injected")
+        return original(self, token_id)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", append)
+    pieces: list[Any] = []
+    ended = threading.Event()
+
+    def consume(piece: Any) -> None:
+        pieces.append(piece)
+        if piece.output is not None:
+            ended.set()
+
+    engine._client.submit(engine._client.prepare([[1, 2, 3]], None, {**GREEDY, "logprobs": 0}), consume, stream=True)
+    assert ended.wait(60)
+    [completion] = pieces[-1].output.outputs
+    assert completion.finish_reason == "error"
+    assert completion.token_ids == [token for piece in pieces for token in piece.token_ids]
+    assert completion.logprobs == [values for piece in pieces for values in piece.logprobs or []]
+    assert len(completion.token_ids) == 3
+    assert_idle(engine)

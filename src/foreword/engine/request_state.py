@@ -54,9 +54,15 @@ class Completion:
     def append(self, token_id: int, logprobs: TokenLogprobs | None, constraint: Constraint | None = None) -> str:
         """Take the next token; gives the text that may be shown now. Sets ``finish_reason`` when it was the last.
 
-        ``constraint`` has taken the token already.
+        ``constraint`` has taken the token already. A token whose text cannot be made is not taken: what was handed to
+        the consumer stays all there is.
         """
-        text = self._append(token_id, logprobs, constraint is not None and constraint.finished)
+        count = len(self.token_ids)
+        try:
+            text = self._append(token_id, logprobs, constraint is not None and constraint.finished)
+        except Exception:
+            del self.token_ids[count:], (self.logprobs or [])[count:]
+            raise
         if constraint is not None and constraint.closed_early and self.finish_reason == "stop":
             self.finish_reason = "length"
         return text

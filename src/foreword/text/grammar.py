@@ -280,7 +280,7 @@ def _reason(message: str) -> str:
 
 
 class _Vocabulary:
-    """The tokens as llguidance asks for them, and what is made of them: a quarter of a second for 50,000.
+    """The tokens as llguidance knows them, and what is made of them: a quarter of a second for 50,000.
 
     Raises:
         ValueError: the tokenizer names no end token.
@@ -291,15 +291,24 @@ class _Vocabulary:
 
         if not tokenizer.eos_token_ids:
             raise ValueError("structured output needs a model with an end token, and this one's tokenizer names none")
+        tokens, ends = _Tokens(tokenizer, vocab_size), sorted(tokenizer.eos_token_ids)
+        self.eos_token_id = tokens.eos_token_id
+        self.table = LLTokenizer(TokenizerWrapper(tokens), n_vocab=vocab_size, eos_token=ends)
+        self.closer = Closer(tokens.tokens)
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer. Must not refer to the table that refers to it: the garbage collector does
+    not see into the table, and would never free either.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.eos_token_id = min(tokenizer.eos_token_ids)
         self.bos_token_id = tokenizer.bos_token_id
         self.special_token_ids = sorted(token for token in tokenizer.special_token_ids if token < vocab_size)
         self.tokens = [tokenizer.token_bytes(token, skip_special_tokens=False) for token in range(vocab_size)]
         self._encode = tokenizer.encode
         self._special = [self.tokens[token].decode(errors="replace") for token in self.special_token_ids]
-        ends = sorted(tokenizer.eos_token_ids)
-        self.table = LLTokenizer(TokenizerWrapper(self), n_vocab=vocab_size, eos_token=ends)
-        self.closer = Closer(self.tokens)
 
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -293,3 +296,14 @@ def test_ways_out_that_are_hard_to_find(compiler: GrammarCompiler, smollm: Token
     for seed in range(6):
         ids = random_walk(start(compiler, json_schema=schema), seed, 40)
         json.loads(b"".join(smollm.token_bytes(token) for token in ids if token not in smollm.eos_token_ids))
+
+
+def test_a_compiler_that_nobody_uses_is_freed(tiny_dir: Path) -> None:
+    """With its tokenizer and its table, which are large: an engine that is closed leaves nothing of them."""
+    tokenizer = Tokenizer.from_directory(tiny_dir)
+    compiler = GrammarCompiler(tokenizer, 260)
+    compiler.start(StructuredParams(json_schema={"type": "object"}), GenericFormat()).mask()
+    gone = weakref.ref(tokenizer)
+    del tokenizer, compiler
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,365 @@
+"""One engine from its start to its close, and what must hold in between and at the end."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from foreword import Engine, EngineClosedError, EngineStats, PromptTooLongError, SamplingParams
+from foreword.core.outputs import OutputChunk
+from foreword.engine.core import EngineCore
+
+from .cases import UNSEEDED, Case
+from .faults import Faults, InjectedError
+from .options import Path, engine_options
+from .reference import Reference
+from .submission import FINISHED, Submission, shared_length
+
+PATIENCE_S = 60.0
+"""What takes longer is reported as a hang."""
+
+PROBES = 2
+_GROWING = (
+    "prompt_tokens",
+    "tokens_reused",
+    "tokens_prefilled",
+    "tokens_generated",
+    "preemptions",
+    "evictions",
+    "steps",
+)
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+class SteppedCore(EngineCore):
+    """A core whose steps are taken by the fuzzer's operations, on the engine thread, until it is set free."""
+
+    free = False
+
+    @property
+    def has_work(self) -> bool:
+        return self.free and super().has_work
+
+
+class Life:
+    """An engine with everything that was asked of it.
+
+    Args:
+        chosen: what :func:`options.draw_options` drew.
+        stepped: the engine computes only in :meth:`step`, so that the same operations give the same run.
+    """
+
+    def __init__(self, model: str, path: Path, chosen: dict[str, Any], reference: Reference, *, stepped: bool) -> None:
+        self.path = path
+        self.chosen = chosen
+        self.stepped = stepped
+        self.reference = reference
+        self.submissions: list[Submission] = []
+        self.violations: list[str] = []
+        self.closing = self.stuck = False
+        self.lock = threading.Lock()
+        self._threads = set(threading.enumerate())
+        self.engine = Engine(model, **engine_options(chosen))
+        self.core = weakref.ref(self.engine._loop.core)
+        self.faults = Faults(self.engine)
+        self._last = self.engine.stats()
+        if stepped:
+            self.engine._loop.call(self._take_over)
+
+    # -- submit ------------------------------------------------------------------------------------------------
+
+    def enter(self, label: str, case: Case, salt: str | None, raises_at: int | None = None) -> Submission | None:
+        """Enter a request in the ledger, before it is handed over; None, checked, if its prompt cannot fit."""
+        prompt = self.reference.prompt(self.path, case)
+        room = self.room(prompt)
+        if room < 1:
+            self._must_refuse(case, prompt)
+            return None
+        with self.lock:
+            submission = Submission(
+                label, case, salt, prompt, min(case.max_tokens, room), len(self.submissions), raises_at
+            )
+            self.submissions.append(submission)
+        return submission
+
+    def strike(self, submissions: list[Submission]) -> None:
+        """They were never handed over."""
+        for submission in submissions:
+            submission.leave()
+            submission.done.set()
+
+    def room(self, prompt: list[int]) -> int:
+        """Tokens that can be generated behind ``prompt``."""
+        slots: int = self._last.blocks_total * self.chosen["block_size"]
+        return min(self.engine.max_model_len, slots + 1) - len(prompt)
+
+    def params(self, submission: Submission, priority: int = 0) -> SamplingParams:
+        """How its tokens are chosen."""
+        return SamplingParams(**submission.case.sampling, cache_salt=submission.salt, priority=priority)
+
+    def given(self, submission: Submission) -> list[int] | str:
+        """Its prompt as a caller gives it: text, where that is what the case has."""
+        case = submission.case
+        return case.own_prompt() if case.as_text and case.base is None else submission.prompt
+
+    def submit(self, submissions: list[Submission], priority: int) -> bool:
+        """Hand requests over together, without waiting for anything. False if an injected error was in the way."""
+        client = self.engine._client
+        try:
+            params = [self.params(one, priority) for one in submissions]
+            batch = client.prepare([self.given(one) for one in submissions], params, {})
+        except InjectedError:
+            self.strike(submissions)
+            return False
+        by_id: dict[str, Submission] = {}
+        known = threading.Lock()
+
+        def put(chunk: OutputChunk) -> None:
+            with known:  # the engine may be quicker than the thread that submits
+                submission = by_id[chunk.request_id]
+            submission.take(chunk, len(self.submissions))
+
+        with known:
+            requests = client.submit(batch, put, stream=True)
+            for submission, request in zip(submissions, requests, strict=True):
+                submission.request_id = request.request_id
+                submission.streams = submission.posted = True
+                by_id[request.request_id] = submission
+        return True
+
+    def cancel(self, submission: Submission, *, quietly: bool) -> None:
+        """End a request; ``quietly`` only where nobody waits for it."""
+        if submission.request_id is None:
+            return
+        ids, loop = [submission.request_id], self.engine._loop
+        submission.left = True
+        submission.quiet |= quietly
+        loop.post(lambda: loop.core.cancel(ids, quietly=quietly))
+        self.check_gone(submission)
+
+    def check_gone(self, submission: Submission) -> None:
+        """Whoever was left or cancelled is not computed any more."""
+        loop, request_id = self.engine._loop, submission.request_id
+        if loop.call(lambda: request_id in loop.core._requests):
+            raise Violation(f"request {submission.label} was cancelled and lives on")
+
+    # -- watch -------------------------------------------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        self.engine._loop.core.__class__ = SteppedCore
+
+    def step(self, count: int) -> None:
+        """Take up to ``count`` steps, of a stepped engine."""
+        core = self.engine._loop.core
+
+        def steps() -> None:
+            for _ in range(count):
+                if core.scheduler.has_work:
+                    core.step()
+
+        self.engine._loop.call(steps)
+
+    def set_free(self) -> None:
+        """From here on a stepped engine computes by itself."""
+        core: Any = self.engine._loop.core
+        self.engine._loop.call(lambda: setattr(core, "free", True))
+
+    def check_stats(self) -> EngineStats:
+        """What holds at any moment."""
+        stats = self.engine.stats()
+        if stats.blocks_free + stats.blocks_held + stats.blocks_cached != stats.blocks_total:
+            raise Violation(f"free + held + cached != total: {stats}")
+        if stats.running > self.chosen["max_num_seqs"]:
+            raise Violation(f"more run than max_num_seqs={self.chosen['max_num_seqs']}: {stats}")
+        if min(stats.running, stats.waiting, stats.blocks_free, stats.blocks_held, stats.blocks_cached) < 0:
+            raise Violation(f"a negative count: {stats}")
+        with self.lock:
+            last = self._last
+            shrunk = [name for name in _GROWING if getattr(stats, name) < getattr(last, name)]
+            if shrunk and not self._raced(last):
+                raise Violation(f"{', '.join(shrunk)} shrank: {last}, then {stats}")
+            self._last = stats
+        return stats
+
+    def _raced(self, last: EngineStats) -> bool:
+        """Whether another thread's later snapshot was noted first."""
+        return self.engine.stats().steps >= last.steps and not self.stepped
+
+    def check_report(self, case: Case, salt: str | None) -> None:
+        """What ``explain`` says is no more than what was asked of the engine."""
+        prompt = self.reference.prompt(self.path, case)
+        if self.room(prompt) < 1:
+            return
+        report = self.engine.explain(prompt, cache_salt=salt)
+        longest = self.longest_known(prompt, salt, len(self.submissions))
+        if report.cached_tokens > longest:
+            raise Violation(
+                f"{case}: explain says {report.cached_tokens} tokens, {longest} were ever asked, salt {salt}"
+            )
+
+    # -- end ---------------------------------------------------------------------------------------------------
+
+    def drain(self, rng: random.Random) -> None:
+        """Wait for all that runs, check every outcome, then that nothing is left, then that the cache serves."""
+        if self.stepped:
+            self.set_free()
+        self.wait()
+        self.check_idle()
+        self.faults.disarm()
+        self.check_outcomes()
+        for _ in range(PROBES if self.chosen["enable_prefix_caching"] else 0):
+            self._probe(rng)
+        self.check_idle()
+
+    def wait(self) -> None:
+        """Until every request has ended."""
+        for submission in self.submissions:
+            if not submission.quiet and not submission.done.wait(PATIENCE_S):
+                raise Violation(f"request {submission.label} ({submission.case}) hangs")
+
+    def check_idle(self) -> None:
+        """Nothing runs, waits or is held, and every block is free or cached."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (stats := self.check_stats()).running + stats.waiting and time.monotonic() < deadline:
+            time.sleep(0.001)  # those whose consumer has left are not waited for
+        core = self.engine._loop.core
+        self.engine.check_integrity()
+        scheduler, cache = core.scheduler, core.scheduler.cache
+        left = {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "held blocks": stats.blocks_held,
+            "live requests": len(core._requests),
+            "copies": len(cache._copies),
+            "cached blocks in use": stats.blocks_cached - cache.allocator.num_evictable,
+            "sequences": len(scheduler.running) + len(scheduler.waiting),
+            "cached blocks without a cache": 0 if cache.enabled else stats.blocks_cached,
+        }
+        if any(left.values()):
+            raise Violation(f"left behind when idle: { {name: count for name, count in left.items() if count} }")
+
+    def check_outcomes(self) -> None:
+        """Every output against the reference, and what it says of the cache against the ledger."""
+        for submission in self.submissions:
+            expected = self._expected(submission)
+            wrong = list(submission.faults(expected, self.faults.victims, self.closing))
+            wrong += self._faults_of_usage(submission)
+            self.violations += [f"request {submission.label}, {submission.case}: {text}" for text in wrong]
+        if self.violations:
+            raise Violation("\n".join(self.violations[:8]))
+
+    def _expected(self, submission: Submission) -> Any:
+        seed = None
+        if submission.case.kind in UNSEEDED:
+            if submission.request_id is None:  # it left before it had a number, and before it gave anything
+                seed = 0
+            else:
+                number = submission.request_id.removeprefix("req-")
+                seed = random.Random(f"{self.chosen['seed']}/{number}").getrandbits(63)
+        return self.reference.output(self.path, submission.case, submission.limit, seed)
+
+    def _faults_of_usage(self, submission: Submission) -> Iterator[str]:
+        if submission.output is None or submission.horizon is None:
+            return
+        cached = submission.output.usage.cached_tokens
+        if not cached:
+            return
+        if not self.chosen["enable_prefix_caching"] or "prompt_logprobs" in submission.case.sampling:
+            yield f"{cached} tokens were reused, where nothing may be"
+        longest = self.longest_known(submission.prompt, submission.salt, submission.horizon, but=submission)
+        if cached > min(longest, len(submission.prompt) - 1):
+            yield f"{cached} tokens were reused, but only {longest} had been asked with salt {submission.salt}"
+
+    def longest_known(self, prompt: list[int], salt: str | None, before: int, but: Submission | None = None) -> int:
+        """Tokens that ``prompt`` shares with any of the first ``before`` requests of its salt, outputs included."""
+        longest = 0
+        for other in self.submissions[:before]:
+            if other is but or other.salt != salt:
+                continue
+            common = shared_length(prompt, other.prompt)
+            if common == len(other.prompt) < len(prompt):
+                for completion in self._expected(other).outputs:
+                    common = max(common, shared_length(prompt, other.prompt + completion.token_ids))
+            longest = max(longest, common)
+        return longest
+
+    def _probe(self, rng: random.Random) -> None:
+        """A prompt that was just computed is reused but for one token, or for its last block where memory is short."""
+        served = [one for one in self.submissions if one.output and "prompt_logprobs" not in one.case.sampling]
+        if not served:
+            return
+        submission, size = rng.choice(served), self.chosen["block_size"]
+        options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "cache_salt": submission.salt}
+        for wanted in (None, len(submission.prompt) - 1):
+            found = self.engine.explain(submission.prompt, cache_salt=submission.salt).cached_tokens
+            expected = min(found, len(submission.prompt) - 1) if wanted is None else wanted
+            cached = self.engine.generate(submission.prompt, **options).usage.cached_tokens
+            is_short = -(-len(submission.prompt) // size) >= self._last.blocks_total  # no block for the copy's source
+            if cached != expected and not (is_short and cached == expected // size * size):
+                raise Violation(
+                    f"the prompt of request {submission.label} ({len(submission.prompt)} tokens, {found} of them "
+                    f"cached, says explain) was given {cached} cached tokens, not {expected}"
+                )
+
+    def close(self) -> None:
+        """Close the engine, whatever runs; nobody may be left waiting and no thread may be left."""
+        self.closing = True
+        self._end_thread()
+        for submission in self.submissions:
+            if not submission.quiet and not submission.done.wait(PATIENCE_S):
+                raise Violation(f"request {submission.label} ({submission.case}) waits for a closed engine")
+        try:
+            self.engine.stats()
+        except EngineClosedError:
+            pass
+        else:
+            raise Violation("a closed engine answered")
+        deadline = time.monotonic() + PATIENCE_S
+        while left := [thread for thread in self._own_threads() if thread.is_alive()]:
+            if time.monotonic() > deadline:
+                raise Violation(f"threads left after close: {left}")
+            time.sleep(0.0005)
+        self.check_outcomes()
+
+    def summary(self) -> dict[str, int]:
+        """What happened in it, in numbers."""
+        outputs = [one.output for one in self.submissions if one.output is not None]
+        ends = [completion.finish_reason for output in outputs for completion in output.outputs]
+        counts = {name: getattr(self._last, name) for name in _GROWING}
+        return {
+            **counts,
+            "requests": len(self.submissions),
+            "completions compared in full": sum(reason in FINISHED for reason in ends),
+            "completions interrupted": len(ends) - sum(reason in FINISHED for reason in ends),
+            "streams left": sum(one.quiet for one in self.submissions),
+            "errors raised": self.faults.raised,
+        }
+
+    def _end_thread(self) -> None:
+        closer = threading.Thread(target=self.engine.close, daemon=True)
+        closer.start()
+        closer.join(PATIENCE_S)
+        if closer.is_alive():
+            frame = sys._current_frames().get(self.engine._loop._thread.ident or 0)
+            self.stuck = True
+            raise Violation("the engine does not close:\n" + "".join(traceback.format_stack(frame)))
+
+    def _own_threads(self) -> list[threading.Thread]:
+        others = self._threads | self.reference.threads()
+        return [t for t in threading.enumerate() if t not in others and t.name.startswith("foreword")]
+
+    def _must_refuse(self, case: Case, prompt: list[int]) -> None:
+        try:
+            self.engine._client.prepare([prompt], None, case.sampling)
+        except (PromptTooLongError, InjectedError):  # the latter waited for a tokenizer
+            return
+        raise Violation(f"{case}: {len(prompt)} tokens were accepted, where they cannot fit")

@@ -1,0 +1,85 @@
+"""What an engine may be built with. A new option is a new row."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.ops.cpu.native.library import available
+from support import tiny_options
+
+
+class Backwards:
+    """A user's own policy, the least fair one."""
+
+    def key(self, candidate: Any) -> Any:
+        return -candidate.number
+
+
+class Broken:
+    """A user's own policy with a bug."""
+
+    def key(self, candidate: Any) -> Any:
+        return 1 // (candidate.number % 3)
+
+
+@dataclass(frozen=True)
+class Path:
+    """What decides over the bits of an output: kernels and the types of weights and KV."""
+
+    kernels: str
+    dtype: str
+    quantization: str | None = None
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        return (2, 4, 8, 16) if self.kernels == "torch" else (16, 16, 16, 32)
+
+    @property
+    def cost(self) -> int:
+        """About how much longer than the fastest path's a step takes."""
+        return 5 if self.kernels == "torch" else 1
+
+    def options(self) -> dict[str, Any]:
+        return {"kernels": self.kernels, "dtype": self.dtype, "quantization": self.quantization}
+
+
+def paths() -> list[Path]:
+    """The paths of this machine, each as often as it is to be chosen: the quick ones more often."""
+    torch = [Path("torch", "float32"), Path("torch", "bfloat16")]
+    native = list(available())
+    if not native:
+        return torch
+    best = [Path(native[0], "float32")] * 7 + [Path(native[0], "bfloat16")] * 3 + [Path(native[0], "bfloat16", "int8")]
+    return best + [Path(name, "float32") for name in native[1:]] + torch
+
+
+POLICIES: tuple[Any, ...] = (
+    "fcfs", "priority", "shortest_prefill_first", "longest_prefix_match", Backwards, Broken,
+)  # fmt: skip
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
+    "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
+    "max_num_batched_tokens": (5, 16, 33, 64, 256, None),
+    "scheduling_policy": POLICIES,
+    "enable_prefix_caching": (True,) * 9 + (False,),
+    "enable_chunked_prefill": (True, True, True, False),
+    "num_threads": (1,) * 19 + (2,),
+    "seed": (0, 1),
+}
+"""Options by name with their values, each drawn evenly. ``kv_tokens`` becomes ``kv_cache_memory``."""
+
+
+def draw_options(rng: random.Random, path: Path) -> dict[str, Any]:
+    """Options of one engine, ``block_size`` and those of ``path`` among them."""
+    chosen = {name: rng.choice(values) for name, values in OPTIONS.items()}
+    return {"block_size": rng.choice(path.block_sizes), **chosen, **path.options()}
+
+
+def engine_options(chosen: dict[str, Any]) -> dict[str, Any]:
+    """What was drawn, as ``Engine`` takes it."""
+    options = dict(chosen)
+    blocks = options.pop("kv_tokens") // options["block_size"]
+    return tiny_options(blocks=blocks, **options)
