@@ -49,8 +49,6 @@ class ChatOptions:
         for field in ("canonical_tools", "schema_in_prompt", "replay_turns"):
             if not isinstance(getattr(self, field), bool):
                 reject(field, getattr(self, field), "give True or False")
-        if not isinstance(self.template_options, Mapping | None):
-            reject("template_options", self.template_options, "give a mapping from template variables to values")
 
     @classmethod
     def split(cls, options: dict[str, Any]) -> tuple[ChatOptions, dict[str, Any]]:
