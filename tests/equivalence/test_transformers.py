@@ -25,7 +25,6 @@ token's residual stream is hundreds of times larger than the others', and so is 
 bfloat16 is 1.3 from its float32 there."""
 
 
-
 def journal(days: int) -> str:
     """About 27 tokens a day."""
     days_text = (
