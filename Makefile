@@ -24,6 +24,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy integrations/langchain/langchain_foreword integrations/llama-index/llama_index/llms/foreword
 
 soak: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal -o timeout=0 -m soak
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -o timeout=0 tests/property
 
 bench: $(INSTALLED)

@@ -218,7 +218,7 @@ REAL_PATHS = [
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int8"}, id="int8"),
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int4"}, id="int4"),
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": None}, id="bfloat16"),
-    pytest.param({"kernels": BEST, "dtype": "float32", "quantization": None}, id="float32"),
+    pytest.param({"kernels": BEST, "dtype": "float32", "quantization": None}, id="float32", marks=pytest.mark.soak),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -24,10 +24,16 @@ BFLOAT16_TOLERANCE = {True: 2.5, False: 1.0}
 token's residual stream is hundreds of times larger than the others', and so is its rounding error: transformers' own
 bfloat16 is 1.3 from its float32 there."""
 
-LONG = "".join(
-    f"Entry {n}: on day {n} the keeper of the lighthouse counted {n * 37 % 101} ships and {n * 53 % 89} gulls. "
-    for n in range(1, 79)
-)
+
+def journal(days: int) -> str:
+    """About 27 tokens a day."""
+    days_text = (
+        f"Entry {n}: on day {n} the keeper of the lighthouse counted {n * 37 % 101} ships and {n * 53 % 89} gulls. "
+        for n in range(1, days + 1)
+    )
+    return "".join(days_text) + "Which entry is the last? Entry"
+
+
 CODE = '''import json
 
 def load(path: str) -> dict[str, int]:
@@ -48,7 +54,7 @@ PROMPTS: dict[str, str | list[dict[str, str]]] = {
     "german and accents": "Die Straße führt über die Brücke; übermäßig schöne Gärten säumen ihren Weg. Danach",
     "emoji": "🎉🎊 Party time! 👩‍👩‍👧‍👦 family 🇫🇷",
     "whitespace": "  \n\n\t  indented\n\n\n    deeper\n",
-    "long": LONG + "Which entry is the last? Entry",
+    "several chunks": journal(24),
     "chat": [{"role": "user", "content": "What is the capital of France? Answer briefly."}],
     "chat with system": [
         {"role": "system", "content": "You are a pirate and answer in one sentence."},
@@ -57,6 +63,9 @@ PROMPTS: dict[str, str | list[dict[str, str]]] = {
         {"role": "user", "content": "And the lakes?"},
     ],
 }
+
+
+LONG = {"long": journal(78)}
 
 
 class Case(NamedTuple):
@@ -83,14 +92,20 @@ def theirs(model_dir: Path) -> Callable[[list[int], int], Tensor]:
     return logits
 
 
-@pytest.fixture(scope="module")
-def cases(fp32_engine: Engine, theirs: Callable[[list[int], int], Tensor]) -> dict[str, Case]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(PROMPTS, id="prompts"), pytest.param(PROMPTS | LONG, id="long", marks=pytest.mark.soak)],
+)
+def cases(
+    request: pytest.FixtureRequest, fp32_engine: Engine, theirs: Callable[[list[int], int], Tensor]
+) -> dict[str, Case]:
     tokenizer = fp32_engine._client.tokenizer
-    prompts = [tokenizer.encode(p) if isinstance(p, str) else encode_chat(tokenizer, p) for p in PROMPTS.values()]
+    given: list[Any] = list(request.param.values())
+    prompts = [tokenizer.encode(p) if isinstance(p, str) else encode_chat(tokenizer, p) for p in given]
     results = run(fp32_engine, prompts, STEPS)
     return {
         name: Case(prompt, token_ids, logits, theirs(prompt + token_ids[:-1], STEPS))
-        for name, prompt, (token_ids, logits) in zip(PROMPTS, prompts, results, strict=True)
+        for name, prompt, (token_ids, logits) in zip(request.param, prompts, results, strict=True)
     }
 
 
@@ -99,10 +114,10 @@ def run(engine: Engine, prompts: list[list[int]], max_tokens: int) -> list[tuple
 
 
 def test_the_cases_are_varied(cases: dict[str, Case]) -> None:
-    """At least twelve prompts; one of 2,000 tokens and one of a single token among them."""
+    """At least twelve prompts; one of a single token and one of several chunks among them, or one of 2,000 tokens."""
     lengths = [len(case.prompt) for case in cases.values()]
     assert len(cases) >= 12
-    assert max(lengths) >= 2000
+    assert max(lengths) >= (2000 if "long" in cases else 600)
     assert min(lengths) == 1
 
 

@@ -163,6 +163,36 @@ async def test_cancelled_tasks_return_every_block(engine: Engine) -> None:
     assert stats.blocks_free == stats.blocks_total
 
 
+@pytest.mark.parametrize("moment", ["tokenizing", "submitted"])
+async def test_a_task_cancelled_before_its_request_is_known(
+    new_tiny: TinyEngine, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its prompt is prepared on another thread: nothing is submitted behind the task's back, or it is taken back."""
+    engine = new_tiny()
+    begun, may_go_on = threading.Event(), threading.Event()
+    name = {"tokenizing": "_token_ids", "submitted": "submit"}[moment]
+    original = getattr(engine._client, name)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options) if moment == "submitted" else None
+        begun.set()
+        assert may_go_on.wait(10)
+        return result or original(*args, **options)
+
+    monkeypatch.setattr(engine._client, name, slow)
+    task = asyncio.create_task(engine.agenerate(PROMPTS[7], **ENDLESS))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    threading.Timer(0.05, may_go_on.set).start()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.undo()
+    assert len((await engine.agenerate(PROMPTS[8], **GREEDY)).token_ids) == 12  # its turn comes after the other's
+    assert_idle(engine)
+    assert engine._client._numbers.__reduce__()[1][0] == (1 if moment == "tokenizing" else 2)
+
+
 async def test_closing_an_async_stream_cancels(engine: Engine) -> None:
     """aclose() in the middle of a stream ends the request."""
     stream = engine.astream(PROMPTS[1], **ENDLESS)

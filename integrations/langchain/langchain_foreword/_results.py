@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, invalid_tool_call, tool_call, tool_call_chunk
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation, GenerationChunk
+from langchain_core.outputs import (
+    ChatGeneration,
+    ChatGenerationChunk,
+    ChatResult,
+    Generation,
+    GenerationChunk,
+    LLMResult,
+)
 from langchain_core.utils.json import parse_partial_json
 
 from foreword import AssistantMessage, MessageDelta, ToolCall
@@ -212,6 +219,15 @@ def text_chunk(engine: Engine, chunk: OutputChunk) -> GenerationChunk | None:
     elif not chunk.text and not info:
         return None
     return GenerationChunk(text=chunk.text, generation_info=info or None)
+
+
+def joined(results: list[LLMResult], llm_output: dict[str, Any]) -> LLMResult:
+    """The results of calls with one prompt each, as that of one call with all prompts."""
+    return LLMResult(
+        generations=[result.generations[0] for result in results],
+        llm_output=llm_output,
+        run=[run for result in results for run in result.run or []] or None,
+    )
 
 
 def token_usage(outputs: list[RequestOutput]) -> dict[str, int]:

@@ -26,9 +26,12 @@ _bursts: WeakKeyDictionary[asyncio.AbstractEventLoop, _Burst] = WeakKeyDictionar
 
 
 async def turn() -> None:
-    """Wait for this call's turn on the running event loop."""
+    """Wait for this call's turn on the running event loop, in a later iteration: LangChain's own beginning of all the
+    calls is over by then, and what a call sets going beside the loop does not take time from it.
+    """
     loop = asyncio.get_running_loop()
     burst = _bursts.setdefault(loop, _Burst())
+    await asyncio.sleep(0)
     while burst.begun is not None and time.monotonic() - burst.begun > _SHARE_S:
         await asyncio.sleep(0)
     if burst.begun is None:

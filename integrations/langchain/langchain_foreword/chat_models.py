@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
@@ -15,35 +15,23 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 
+from foreword import EngineHandle
 from langchain_foreword._base import MAX_THREADS, ForewordModel
 from langchain_foreword._binding import ForewordBinding
+from langchain_foreword._call import CHAT_FIELDS, ChatCall
 from langchain_foreword._deadline import Limits, apieces, aresult, pieces, result
 from langchain_foreword._errors import langchain_errors
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._messages import to_dicts
-from langchain_foreword._results import chat_chunk, chat_result
+from langchain_foreword._profile import model_profile
+from langchain_foreword._results import chat_chunk, chat_result, joined
 from langchain_foreword._runs import digest, salt_of
 from langchain_foreword._structured import structured_model
 from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, openai_tools, wanted_schema
 from langchain_foreword._turnstile import turn
 
 if TYPE_CHECKING:
-    from foreword import Engine, SamplingParams
-
-CHAT_FIELDS = ("parallel_tool_calls", "canonical_tools", "schema_in_prompt", "template_options")
-
-
-class ChatCall(NamedTuple):
-    """One call, without its messages.
-
-    Attributes:
-        options: what `foreword.Engine.chat` takes besides the sampling parameters.
-    """
-
-    model: str
-    params: SamplingParams
-    options: dict[str, Any]
-    limits: Limits
+    from foreword import Engine
 
 
 class ChatForeword(ForewordModel, BaseChatModel):
@@ -360,11 +348,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
         with ContextThreadPoolExecutor(max_workers=min(len(messages), MAX_THREADS)) as pool:
             calls = pool.map(lambda m, own_id: one([m], stop, callbacks, run_id=own_id, **kwargs), messages, run_ids)
             results = list(calls)
-        return LLMResult(
-            generations=[result.generations[0] for result in results],
-            llm_output=self._combine_llm_outputs([result.llm_output for result in results]),
-            run=[run for result in results for run in result.run or []] or None,
-        )
+        return joined(results, self._combine_llm_outputs([result.llm_output for result in results]))
 
     # -- what LangChain wants to know --------------------------------------------------------------------------
 
@@ -387,32 +371,20 @@ class ChatForeword(ForewordModel, BaseChatModel):
     def get_engine(self) -> Engine:
         engine = super().get_engine()
         if self._profile_is_ours:
-            self.profile = self._profile(engine)
+            self.profile = model_profile(engine.max_model_len, can_reason=engine.can_reason)
         return engine
 
     def _resolve_model_profile(self) -> Any:
-        """Called when no `profile` was given. The context length is known once the engine is."""
-        self._profile_is_ours = True
-        return self._profile(self.engine)
+        """Called when no `profile` was given.
 
-    def _profile(self, engine: Engine | None) -> Any:
-        length = engine.max_model_len if engine is not None else self.engine_options.get("max_model_len")
-        profile: dict[str, Any] = {
-            "text_inputs": True,
-            "image_inputs": False,
-            "audio_inputs": False,
-            "video_inputs": False,
-            "text_outputs": True,
-            "image_outputs": False,
-            "audio_outputs": False,
-            "video_outputs": False,
-            "reasoning_output": engine is not None and engine.can_reason,
-            "tool_calling": True,
-            "tool_choice": True,
-            "tool_call_streaming": True,
-            "structured_output": True,
-        }
-        return profile | ({"max_input_tokens": length, "max_output_tokens": length} if length else {})
+        The context length is there before the engine is, if `engine_options` have it or the model's files lie on this
+        machine: nothing is fetched for it. Whether the model reasons is known once the engine is.
+        """
+        self._profile_is_ours = True
+        if self.engine is not None:
+            return model_profile(self.engine.max_model_len, can_reason=self.engine.can_reason)
+        length = EngineHandle(self.model, None, self.engine_options).max_model_len(self.model)  # ours is not made yet
+        return model_profile(length, can_reason=False)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """The exact prompt length of a call with these messages, chat template and tools included."""

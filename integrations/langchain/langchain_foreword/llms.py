@@ -15,6 +15,8 @@ from pydantic import ConfigDict
 
 from foreword import RequestFailedError
 from langchain_foreword._base import SAMPLING_FIELDS, ForewordModel
+from langchain_foreword._errors import langchain_errors
+from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._results import generations, text_chunk, token_usage
 from langchain_foreword._runs import salt_of
 
@@ -48,23 +50,31 @@ class ForewordLLM(ForewordModel, BaseLLM):
         self,
         prompts: list[str],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = self._handle.get(model)
-        return _result(engine, engine.generate(prompts, params))
+        with langchain_errors():
+            outputs = _unfailed(engine.generate(prompts, params))
+        for output in outputs:  # of several prompts LangChain hands on the first one's run only
+            dispatch_cache_event(run_manager, engine, output.usage)
+        return _result(engine, outputs)
 
     async def _agenerate(
         self,
         prompts: list[str],
         stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        return _result(engine, await engine.agenerate(prompts, params))
+        with langchain_errors():
+            outputs = _unfailed(await engine.agenerate(prompts, params))
+        for output in outputs:
+            await adispatch_cache_event(run_manager, engine, output.usage)
+        return _result(engine, outputs)
 
     def _stream(
         self,
@@ -75,12 +85,14 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = self._handle.get(model)
-        pieces = engine.stream(prompt, self._one_stream(params))
-        with contextlib.closing(pieces):  # closing it cancels the request
+        params = self._one_stream(params)
+        with langchain_errors(), contextlib.closing(engine.stream(prompt, params)) as pieces:  # which cancels it
             for piece in pieces:
                 chunk = text_chunk(engine, piece)
                 if chunk is None:
                     continue
+                if piece.usage is not None:
+                    dispatch_cache_event(run_manager, engine, piece.usage)
                 if run_manager:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -94,15 +106,18 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        pieces = engine.astream(prompt, self._one_stream(params))
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                chunk = text_chunk(engine, piece)
-                if chunk is None:
-                    continue
-                if run_manager:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        params = self._one_stream(params)
+        with langchain_errors():
+            async with contextlib.aclosing(engine.astream(prompt, params)) as pieces:
+                async for piece in pieces:
+                    chunk = text_chunk(engine, piece)
+                    if chunk is None:
+                        continue
+                    if piece.usage is not None:
+                        await adispatch_cache_event(run_manager, engine, piece.usage)
+                    if run_manager:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     # -- LangChain's batches are all or nothing, and its cache forgets a call's own options -----------------------
 
@@ -144,10 +159,14 @@ def _is_plain(inputs: list[Any], config: Any, return_exceptions: bool) -> bool:
     return not (return_exceptions or limited or any(salt_of(each) is not None for each in configs))
 
 
-def _result(engine: Engine, outputs: list[RequestOutput]) -> LLMResult:
+def _unfailed(outputs: list[RequestOutput]) -> list[RequestOutput]:
     failure: RequestFailedError | None = next((output.error for output in outputs if output.error), None)
     if failure is not None:
         raise failure
+    return outputs
+
+
+def _result(engine: Engine, outputs: list[RequestOutput]) -> LLMResult:
     return LLMResult(
         generations=[generations(engine, output) for output in outputs],
         llm_output={"model_name": engine.model, "token_usage": token_usage(outputs)},

@@ -128,8 +128,6 @@ class SamplingParams:
                 near = difflib.get_close_matches(key, known, n=1)
                 meant = f"did you mean {near[0]!r}? " if near else ""
                 raise ValueError(f"unknown sampling parameter {key!r}; {meant}known are {', '.join(sorted(known))}")
-        if not isinstance(params, SamplingParams | None):
-            reject("params", params, "give SamplingParams")
         return dataclasses.replace(params or cls(), **changes) if changes or params is None else params
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import random
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,8 +75,9 @@ class EngineClient:
         self.tokenizer = tokenizer
         self.conversations = Conversations(tokenizer)
         self.limits = limits
-        # not the event loop's own pool: its threads may all be waiting for calls like the one that is prepared
-        self._preparing = ThreadPoolExecutor(2, "foreword-prepare")
+        # Not the event loop's own pool: its threads may all be waiting for calls like the one that is prepared. One
+        # thread, because most of the work holds the interpreter's lock, and requests keep the order of their calls.
+        self._preparing = ThreadPoolExecutor(1, "foreword-prepare")
         self._compiler = GrammarCompiler(tokenizer, limits.vocab_size)
         self._loop = loop
         self._namespace_key = lru_cache(maxsize=1024)(lambda salt: dataclasses.replace(namespace, salt=salt).key())
@@ -160,13 +162,6 @@ class EngineClient:
             "shorten it or give a larger kv_cache_memory"
         )
 
-    async def off_loop(self, prepare: Callable[[], list[Prepared]]) -> list[Prepared]:
-        """The result of ``prepare``, called beside the event loop: a long prompt takes milliseconds to tokenize, a new
-        grammar tens of them to compile, and many calls that start together would hold up the loop for all of that.
-        """
-        self._loop.check_usable()
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
-
     def explain(self, prepared: Prepared) -> CacheExplanation:
         """How much of a prompt is cached, and why no more."""
         ids, namespace = prepared.prompt_token_ids, self._namespace_key(prepared.params.cache_salt or "")
@@ -187,6 +182,28 @@ class EngineClient:
         ]
         self._loop.post(lambda: self._loop.core.add(states))
         return requests
+
+    async def submit_off_loop(self, prepare: Callable[[], list[Prepared]], put: Sink, *, stream: bool) -> list[Request]:
+        """:meth:`submit` what ``prepare`` gives, beside the event loop: a long prompt takes milliseconds to tokenize, a
+        new grammar tens of them to compile, and many calls that start together would hold up the loop for all of that.
+        """
+        self._loop.check_usable()
+        lock, submitted, left = threading.Lock(), list[Request](), False
+
+        def submit() -> list[Request]:
+            batch = prepare()
+            with lock:
+                if not left:
+                    submitted.extend(self.submit(batch, put, stream=stream))
+            return submitted
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._preparing, submit)
+        except asyncio.CancelledError:
+            with lock:  # what has not been submitted by now never is
+                left = True
+            self.cancel(submitted)
+            raise
 
     def _request(self, prepared: Prepared) -> Request:
         number, params = next(self._numbers), prepared.params
@@ -228,9 +245,8 @@ class EngineClient:
 
     async def arun(self, prepare: Callable[[], list[Prepared]]) -> list[RequestOutput]:
         """:meth:`run` for asyncio, of what ``prepare`` gives."""
-        batch = await self.off_loop(prepare)
         channel, outputs = AsyncChannel(), dict[str, RequestOutput]()
-        requests = self.submit(batch, channel.put, stream=False)
+        requests = await self.submit_off_loop(prepare, channel.put, stream=False)
         try:
             while len(outputs) < len(requests):
                 _collect(await channel.get(), outputs)
@@ -255,9 +271,8 @@ class EngineClient:
 
     async def astream(self, prepare: Callable[[], list[Prepared]]) -> AsyncGenerator[OutputChunk, None]:
         """:meth:`stream` for asyncio; also the request is prepared at the first ``anext`` only."""
-        [prepared] = await self.off_loop(prepare)
         channel, done = AsyncChannel(), False
-        requests = self.submit([prepared], channel.put, stream=True)
+        requests = await self.submit_off_loop(prepare, channel.put, stream=True)
         try:
             while not done:
                 self._loop.check_process()

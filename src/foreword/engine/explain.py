@@ -16,7 +16,7 @@ from foreword.kv.prompt_log import LoggedPrompt, Neighbour
 from foreword.kv.tree import common_prefix_length
 from foreword.text.causes import compare
 from foreword.text.conversation import Rendered
-from foreword.text.pieces import Piece, PromptText, locate, plain
+from foreword.text.pieces import PromptText, locate, plain
 from foreword.text.tokenizer import Tokenizer
 
 _SHOWN = 120  # characters of each text
@@ -171,25 +171,15 @@ def _is_retokenized(expected: list[int], actual: list[int], at: int, num_same: i
 def prompt_text(token_ids: list[int], source: object, tokenizer: Tokenizer) -> PromptText:
     """A prompt as text in pieces."""
     if isinstance(source, Rendered):
-        return locate(source)
+        return locate(source, source.given)
     return plain(tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
 def _logged_text(prompt: LoggedPrompt, tokenizer: Tokenizer) -> PromptText:
-    """A logged prompt, with what was generated behind it as a message of its own."""
+    """A logged prompt, with what was generated behind it."""
     ids = prompt.token_ids
     text = prompt_text(ids[: prompt.num_prompt], prompt.source, tokenizer)
-    answer = tokenizer.decode(ids[prompt.num_prompt :], skip_special_tokens=False)
-    if not answer:
-        return text
-    if not text.messages:
-        return plain(text.text + answer)
-    begin, index = len(text.text), len(text.messages)
-    piece = Piece(PromptPiece("message", index, "assistant"), begin, begin + len(answer))
-    said = {"role": "assistant", "content": tokenizer.decode(ids[prompt.num_prompt :])}
-    return dataclasses.replace(
-        text, text=text.text + answer, pieces=(*text.pieces, piece), messages=(*text.messages, said)
-    )
+    return text.with_answer(tokenizer.decode(ids[prompt.num_prompt :], skip_special_tokens=False))
 
 
 def token_ends(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:

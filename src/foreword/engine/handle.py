@@ -66,6 +66,15 @@ class EngineHandle:
                 engine = self._held[model] = Engine.shared(model, **self._options)
             return engine
 
+    def max_model_len(self, model: str) -> int | None:
+        """The longest context of a request; None where telling it would take loading or fetching the model."""
+        engine = self.loaded(model)
+        if engine is not None:
+            return engine.max_model_len
+        from foreword.model.source import context_length
+
+        return self._options.get("max_model_len") or context_length(model)
+
     async def aget(self, model: str) -> Engine:
         """As :meth:`get`; the event loop keeps running while a model is loaded."""
         engine = self.loaded(model)

@@ -94,6 +94,20 @@ def resolve(model: str, *, progress: bool = True) -> ModelSource:
     )
 
 
+def context_length(model: str) -> int | None:
+    """The longest context of ``model``, where its files lie ready to be read; nothing is fetched or converted."""
+    from foreword.model.config import ModelConfig
+
+    known = next((each for each in known_models() if each.name == model.strip().lower()), None)
+    directory = known.location if known is not None else Path(os.path.expanduser(model))
+    if directory is None or not (directory / "config.json").is_file():
+        return None
+    try:
+        return ModelConfig.from_directory(directory).max_position_embeddings
+    except ModelLoadError:  # which is for those who load it to see
+        return None
+
+
 def check_checkpoint(directory: Path) -> None:
     """See that ``directory`` is a whole checkpoint, by names and headers; weights are not read.
 

@@ -49,8 +49,6 @@ class ChatOptions:
         for field in ("canonical_tools", "schema_in_prompt", "replay_turns"):
             if not isinstance(getattr(self, field), bool):
                 reject(field, getattr(self, field), "give True or False")
-        if not isinstance(self.template_options, Mapping | None):
-            reject("template_options", self.template_options, "give a mapping from template variables to values")
 
     @classmethod
     def split(cls, options: dict[str, Any]) -> tuple[ChatOptions, dict[str, Any]]:
@@ -93,6 +91,8 @@ class Rendered:
     """A conversation as the model reads it.
 
     Attributes:
+        messages: with their content as text.
+        given: the messages as the caller gave them.
         tool_format: how calls are written; None if calls are not to be looked for.
         shown: special tokens that are markup of calls or thoughts and must reach the parser.
     """
@@ -106,6 +106,7 @@ class Rendered:
     reasoning: Reasoning | None
     tool_format: ToolFormat | None
     shown: frozenset[int]
+    given: tuple[Message, ...] = ()
 
     def parser(self) -> AssistantParser:
         """A fresh parser for one answer."""
@@ -179,7 +180,16 @@ class Conversations:
         if token_ids is None:
             token_ids = self.tokenizer.encode(text, add_special_tokens=not self._has_template)
         return Rendered(
-            self, checked, options, params, text, token_ids, reasoning, tool_format, self._special(*markers)
+            self,
+            checked,
+            options,
+            params,
+            text,
+            token_ids,
+            reasoning,
+            tool_format,
+            self._special(*markers),
+            tuple(messages),
         )
 
     def text_of(

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from foreword import Engine, EngineStats
 
 
+TOKENS = 32
+"""Of each of many concurrent answers: enough that all of them run at the same time."""
+
+
 async def _running(engine: Engine) -> None:
     while engine.stats().running == 0:
         await asyncio.sleep(0.01)
@@ -53,7 +57,8 @@ async def test_concurrent_ainvokes_are_one_batch_without_threads(
     engine: Engine, spent: Callable[[], EngineStats], idle: Callable[[], None], document: str
 ) -> None:
     """64 calls are one continuous batch, one that is cancelled frees its blocks, and the event loop keeps turning."""
-    llm = ChatForeword(engine=engine, temperature=0, max_tokens=6, ignore_eos=True)
+    llm = ChatForeword(engine=engine, temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    scheduler = engine._loop.core.scheduler  # its counters: stats() would wait for the step in progress
     before, turns = {thread.name for thread in threading.enumerate()}, 0
 
     async def turn() -> None:
@@ -65,15 +70,24 @@ async def test_concurrent_ainvokes_are_one_batch_without_threads(
     turning = asyncio.create_task(turn())
     ask = [[SystemMessage(document), HumanMessage(f"Say {number}.")] for number in range(64)]
     tasks = [asyncio.create_task(llm.ainvoke(messages)) for messages in ask]
-    while engine.stats().running < 64:
+    while len(scheduler.running) < 64:
+        assert not any(task.done() for task in tasks)
         await asyncio.sleep(0.001)
+    assert not any(task.done() for task in tasks)
     started = {thread.name for thread in threading.enumerate()} - before
+    (cancelled,) = [sequence for sequence in scheduler.running if "Say 7." in engine.decode(sequence.token_ids)]
+    assert cancelled.blocks is not None
     tasks[7].cancel()
+    while len(scheduler.running) > 63:
+        await asyncio.sleep(0.001)
+    assert cancelled not in scheduler.running
+    assert cancelled.blocks is None  # while the others still run
+    assert [number for number, task in enumerate(tasks) if task.done()] == [7]
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     turning.cancel()
     assert isinstance(answers.pop(7), asyncio.CancelledError)
-    assert all(answer.usage_metadata["output_tokens"] == 6 for answer in answers)
-    assert spent().steps <= 6 + 10  # and a few in which prompts still arrive; two rounds would take more
+    assert all(answer.usage_metadata["output_tokens"] == TOKENS for answer in answers)
+    assert spent().steps <= TOKENS + 10  # and a few in which prompts still arrive; two rounds would take more
     assert len(started) <= 1  # the engine prepares requests on one; nobody waits on a thread
     assert turns > 64
     idle()

@@ -18,6 +18,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from foreword import AssistantMessage, CompletionOutput, MessageDelta, OutputChunk, RequestOutput, ToolCall, Usage
 from langchain_foreword import ChatForeword
@@ -163,7 +164,9 @@ def test_offline_token_counts_are_exact(llm: ChatForeword) -> None:
     assert llm.get_token_ids("The sky is blue.") == engine.encode("The sky is blue.")
     assert llm.get_num_tokens("The sky is blue.") == 5
     with_tools = llm.get_num_tokens_from_messages([H], tools=[tool(_add)])
-    assert with_tools >= llm.get_num_tokens_from_messages([H])
+    definition = convert_to_openai_tool(tool(_add))
+    assert with_tools == engine.count_tokens([{"role": "user", "content": H.text}], tools=[definition])
+    assert with_tools > llm.get_num_tokens_from_messages([H])
     custom = ChatForeword(engine=engine, custom_get_token_ids=lambda text: [0] * len(text))
     assert custom.get_num_tokens("four") == 4
 

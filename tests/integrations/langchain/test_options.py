@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -192,19 +194,6 @@ def test_langsmith_params(kind: type) -> None:
     assert "langchain-core" in model.metadata["lc_versions"]
 
 
-def test_profile(engine: Engine) -> None:
-    given = ChatForeword(engine=engine)
-    assert given.profile["max_input_tokens"] == given.profile["max_output_tokens"] == 8192
-    lazy = ChatForeword()
-    assert "max_input_tokens" not in lazy.profile
-    lazy.get_engine()
-    assert lazy.profile == given.profile
-    lazy.close()
-    own = ChatForeword(engine=engine, profile={"max_input_tokens": 5})
-    own.get_engine()
-    assert own.profile == {"max_input_tokens": 5}
-
-
 @KINDS
 def test_engine_stays_out_of_serialisation_and_repr(kind: type, engine: Engine) -> None:
     model = kind(engine=engine, temperature=0.25)
@@ -307,12 +296,15 @@ def test_close_frees_the_engine_and_it_can_be_rebuilt() -> None:
     twin = ChatForeword(temperature=0, engine_options={"max_model_len": 512, "kv_cache_memory": "32MiB"})
     answer = llm.invoke(QUESTION)
     first = llm.get_engine()
+    pool = weakref.ref(first._loop.core.runner.pool)
     assert first.max_model_len == 512
     assert twin.get_engine() is first
     llm.close()
     assert not first.closed
     twin.close()
     assert first.closed
+    gc.collect()
+    assert pool() is None  # though the engine is still referred to
     assert llm.invoke(QUESTION).text == answer.text
     second = llm.get_engine()
     assert second is not first
@@ -362,11 +354,12 @@ def test_classes_of_one_name_do_not_share_cache_entries() -> None:
     assert llm._get_llm_string(tools=[first]) != llm._get_llm_string(tools=[second])
 
 
-async def test_a_prompt_that_does_not_fit_is_langchains_error_too(engine: Engine) -> None:
+@KINDS
+async def test_a_prompt_that_does_not_fit_is_langchains_error_too(kind: type, engine: Engine) -> None:
     """Its middleware shortens a history on this error (llama_index #17496, for the words)."""
     from langchain_core.exceptions import ContextOverflowError
 
-    llm, long = ChatForeword(engine=engine), "word " * 9000
+    llm, long = kind(engine=engine), "word " * 9000
     with pytest.raises(ContextOverflowError, match="8192"):
         llm.invoke(long)
     with pytest.raises(ContextOverflowError):

@@ -153,6 +153,7 @@ def test_no_broken_characters_mid_stream(llm: ChatForeword) -> None:
     """llama-cpp-python #372."""
     chunks = [chunk.text for chunk in llm.stream("Repeat: 日本語 😀 été", max_tokens=30)]
     assert not any("\ufffd" in chunk for chunk in chunks)
+    assert not "".join(chunks).isascii()
 
 
 async def test_astream_events_of_a_chain(llm: ChatForeword) -> None:

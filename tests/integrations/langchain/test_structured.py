@@ -253,9 +253,13 @@ def test_the_model_reads_the_schema(llm: ChatForeword) -> None:
     )
 
 
-@pytest.mark.parametrize("wrap", [lambda s: {"name": "p", "schema": s, "strict": True}, lambda s: {
-    "type": "json_schema", "json_schema": {"name": "p", "schema": s},
-}])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: {"name": "p", "schema": s, "strict": True},
+        lambda s: {"type": "json_schema", "json_schema": {"name": "p", "schema": s}},
+    ],
+)
 def test_openais_ways_to_wrap_a_schema(llm: ChatForeword, wrap: Callable[[Any], Any]) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     assert llm.with_structured_output(wrap(schema)).invoke("Three.").keys() == {"n"}

@@ -9,6 +9,7 @@ from langchain.agents import create_agent
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from foreword import Engine
 
 PROMPT = [SystemMessage("You answer in one short sentence. " * 8), HumanMessage("Which city is the capital of Peru?")]
+
+
+KINDS = pytest.mark.parametrize("kind", [ChatForeword, ForewordLLM])
 
 
 def _salted(salt: str | None) -> Any:
@@ -137,6 +141,9 @@ class Events(BaseCallbackHandler):
     def on_chat_model_start(self, *_: Any, run_id: Any, **__: Any) -> None:
         self.runs.append(run_id)
 
+    def on_llm_start(self, *_: Any, run_id: Any, **__: Any) -> None:
+        self.runs.append(run_id)
+
     def on_custom_event(self, name: str, data: Any, *, run_id: Any, **_: Any) -> None:
         self.seen.append((name, data, run_id))
 
@@ -145,25 +152,36 @@ class AsyncEvents(Events, AsyncCallbackHandler):
     async def on_chat_model_start(self, *_: Any, run_id: Any, **__: Any) -> None:
         self.runs.append(run_id)
 
+    async def on_llm_start(self, *_: Any, run_id: Any, **__: Any) -> None:
+        self.runs.append(run_id)
+
     async def on_custom_event(self, name: str, data: Any, *, run_id: Any, **_: Any) -> None:
         self.seen.append((name, data, run_id))
 
 
-@pytest.mark.parametrize("handler", [Events(), AsyncEvents()])
-async def test_calls_report_their_reuse(chat: ChatForeword, handler: Events) -> None:
-    prompt = chat.get_num_tokens_from_messages(PROMPT)
-    messages = [await chat.ainvoke(PROMPT, {"callbacks": [handler]}) for _ in range(2)]
-    if type(handler) is Events:
-        messages.append(chat.invoke(PROMPT, {"callbacks": [handler]}))
-    expected = [
-        {"model": "smollm2-135m", "prompt_tokens": prompt, "cached_tokens": _read(message)} for message in messages
+@KINDS
+@pytest.mark.parametrize("events", [Events, AsyncEvents])
+async def test_calls_report_their_reuse(kind: type, events: type[Events], cold: Engine) -> None:
+    llm, handler = kind(engine=cold, temperature=0, max_tokens=2), events()
+    await llm.ainvoke(PROMPT, {"callbacks": [handler]})
+    await llm.ainvoke(PROMPT, {"callbacks": [handler]})
+    if events is Events:
+        llm.invoke(PROMPT, {"callbacks": [handler]})
+    text = PROMPT if kind is ChatForeword else ChatPromptValue(messages=PROMPT).to_string()
+    prompt = llm.get_num_tokens_from_messages(text) if kind is ChatForeword else cold.count_tokens(text)
+    assert [name for name, _, _ in handler.seen] == ["foreword.prefix_cache"] * (3 if events is Events else 2)
+    reused = [0, prompt - 1, prompt - 1]
+    assert [data for _, data, _ in handler.seen] == [
+        {"model": "smollm2-135m", "prompt_tokens": prompt, "cached_tokens": cached}
+        for cached in reused[: len(handler.seen)]
     ]
-    assert [(name, data) for name, data, _ in handler.seen] == [("foreword.prefix_cache", data) for data in expected]
     assert [run for _, _, run in handler.seen] == handler.runs
 
 
-async def test_streams_report_to_the_run_around_them(chat: ChatForeword) -> None:
-    chain = ChatPromptTemplate.from_messages(PROMPT) | chat | StrOutputParser()
+@KINDS
+async def test_streams_report_to_the_run_around_them(kind: type, engine: Engine) -> None:
+    llm = kind(engine=engine, temperature=0, max_tokens=2)
+    chain = ChatPromptTemplate.from_messages(PROMPT) | llm | StrOutputParser()
     events = [event async for event in chain.astream_events({}, version="v2") if event["event"] == "on_custom_event"]
     (event,) = events
     assert event["name"] == "foreword.prefix_cache"
@@ -171,4 +189,12 @@ async def test_streams_report_to_the_run_around_them(chat: ChatForeword) -> None
     handler = Events()
     assert list(chain.stream({}, {"callbacks": [handler]}))
     assert [name for name, _, _ in handler.seen] == ["foreword.prefix_cache"]
-    assert list(chat.stream(PROMPT))  # outside of a run there is nobody to tell
+    assert list(llm.stream(PROMPT))  # outside of a run there is nobody to tell
+
+
+async def test_a_batch_of_completions_reports_every_prompt(engine: Engine) -> None:
+    llm, handler = ForewordLLM(engine=engine, max_tokens=1), Events()
+    prompts = ["One two three four", "One two"]
+    llm.batch(prompts, {"callbacks": [handler]})
+    await llm.abatch(prompts, {"callbacks": [handler]})
+    assert [data["prompt_tokens"] for _, data, _ in handler.seen] == [engine.count_tokens(text) for text in prompts * 2]

@@ -1,4 +1,4 @@
-"""Tool calling ."""
+"""Tool calling: definitions, choices, calls whole and streamed, and the turns behind them."""
 
 from __future__ import annotations
 
@@ -268,6 +268,7 @@ def test_raw_unicode_in_arguments(llm: ChatForeword, tools: list[Any], added: Ca
     arguments = "".join(piece["args"] for chunk in chunks for piece in chunk.tool_call_chunks)
     assert "\ufffd" not in arguments
     assert "\\u" not in arguments
+    assert not arguments.isascii()
     assert added(chunks).tool_calls[0]["args"].keys() == {"location"}
 
 

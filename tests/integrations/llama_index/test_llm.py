@@ -233,7 +233,8 @@ async def test_closing_a_stream_frees_its_blocks(engine: Engine, idle: Callable[
     await anext(astream)
     assert engine.stats().running == 1
     await astream.aclose()
-    await asyncio.sleep(0.05)  # LlamaIndex's wrapper leaves our generator to the event loop's finaliser
+    while engine.stats().running:  # LlamaIndex's wrapper leaves our generator to the event loop's finaliser
+        await asyncio.sleep(0.01)
     idle()
 
 

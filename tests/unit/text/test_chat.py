@@ -85,11 +85,8 @@ def test_abilities_are_found_out_by_rendering() -> None:
     found = {name: template(name).abilities for name in FAMILIES}
     assert {name for name, can in found.items() if can.system} == {"chatml", "llama3", "mistral", "parts"}
     assert {name for name, can in found.items() if can.late_system} == {"chatml", "llama3", "parts"}
-    assert {name for name, can in found.items() if can.tool} == {"chatml", "llama3"}
     assert {name for name, can in found.items() if can.assistant_first} == {"chatml", "llama3", "silent", "parts"}
     assert {name for name, can in found.items() if not can.text_content} == {"parts"}
-    assert ChatTemplate(TOOLS).abilities.tool_calls
-    assert not found["chatml"].tool_calls
 
 
 @pytest.mark.parametrize("name", FAMILIES)

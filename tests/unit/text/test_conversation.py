@@ -166,8 +166,6 @@ def test_options_are_split_and_checked() -> None:
         ChatOptions(tool_choice="any").constrain(SamplingParams())
     with pytest.raises(ValueError, match="canonical_tools"):
         ChatOptions(canonical_tools="yes")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="template_options"):
-        ChatOptions(template_options=[1])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"structured\.tools"):
         chat.constrain(SamplingParams(structured=StructuredParams(tools=(TOOL,))))
 
