@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from foreword.kv.disk import BlockRef, DiskTier
+from foreword.kv.disk.tier import BlockRef, DiskTier
 
 BLOCK = 4  # tokens
 SLOT = 1024  # bytes per token

@@ -32,8 +32,10 @@ from disk_support import (
     store,
     temporaries,
 )
-from foreword.kv import disk, disk_format, disk_writer
-from foreword.kv.disk import DiskTier
+from foreword.kv.disk import format as disk_format
+from foreword.kv.disk import tier as disk
+from foreword.kv.disk import writer as disk_writer
+from foreword.kv.disk.tier import DiskTier
 
 Patch = pytest.MonkeyPatch
 Logs = pytest.LogCaptureFixture
@@ -237,7 +239,7 @@ def failing(number: int, path: str | None = None) -> Callable[..., Any]:
 def test_unreadable_files(stored: Path, warnings: Warnings, monkeypatch: Patch) -> None:
     """A file that may not be opened is passed over with one warning, and stays."""
     with monkeypatch.context() as patch:
-        patch.setattr("foreword.kv.disk_files._open_at_once", failing(errno.EACCES))
+        patch.setattr("foreword.kv.disk.files._open_at_once", failing(errno.EACCES))
         tier = open_tier(stored)
         assert read_checked(tier, TOKENS) == 0
         assert len(warnings()) == 2  # two files

@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
 Scheduling lists less than the rows above it: it is pure bookkeeping over ``core`` and ``kv``.
 """
 
-STORAGE = {"pool", "host", "disk"}
+STORAGE = {"pool", "host", "disk", "store"}
 TOP = {"cli", "server", "distributed"}
 WITHOUT_TENSORS = ("core", "kv", "text", "scheduling")
 HEAVY = {"torch", "transformers", "numpy", "triton", "numba", "safetensors"}

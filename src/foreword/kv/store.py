@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foreword.kv.disk import BlockRef, DiskStats, DiskTier
+from foreword.kv.disk.tier import BlockRef, DiskStats, DiskTier
 from foreword.kv.pool import KVPool
 from foreword.ops.protocol import SlotCopy
 
@@ -25,7 +25,7 @@ class DiskStore:
 
     Args:
         pool: with one block beyond those that the cache manager hands out, through which part-filled blocks go.
-        directory, max_bytes: of :class:`foreword.kv.disk.DiskTier`.
+        directory, max_bytes: of :class:`foreword.kv.disk.tier.DiskTier`.
         copy_slots: the backend's, which knows how slots lie in a block.
     """
 

@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disk_support import BLOCK, CAP, NAMESPACE, SLOT, contents, files, matched, open_tier, read_checked, store
-from foreword.kv import disk, disk_index, disk_writer
-from foreword.kv.disk import DiskTier
+from foreword.kv.disk import index as disk_index
+from foreword.kv.disk import tier as disk
+from foreword.kv.disk import writer as disk_writer
+from foreword.kv.disk.tier import DiskTier
 from foreword.kv.namespace import Namespace
 
 TOKENS = list(range(100, 122))  # five blocks and a half

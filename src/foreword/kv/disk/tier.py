@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreword.kv.disk_files import SegmentFiles
-from foreword.kv.disk_format import (
+from foreword.kv.disk.files import SegmentFiles
+from foreword.kv.disk.format import (
     TOKEN_BYTES,
     DamagedSegmentError,
     ForeignSegmentError,
@@ -25,8 +25,8 @@ from foreword.kv.disk_format import (
     pack_tokens,
     split_blocks,
 )
-from foreword.kv.disk_index import BlockIndex, Place, Segment
-from foreword.kv.disk_writer import Job, SegmentWriter
+from foreword.kv.disk.index import BlockIndex, Place, Segment
+from foreword.kv.disk.writer import Job, SegmentWriter
 
 logger = logging.getLogger("foreword")
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from foreword.kv.disk_format import (
+from foreword.kv.disk.format import (
     SUFFIX,
     VERSION,
     DamagedSegmentError,
@@ -38,7 +38,7 @@ from foreword.kv.disk_format import (
     first_block,
     probe_header,
 )
-from foreword.kv.disk_index import Place, Segment
+from foreword.kv.disk.index import Place, Segment
 
 _TEMPORARY = ".tmp"
 _ABANDONED_SECONDS = 86_400.0  # for a temporary file, where the file system has no locks

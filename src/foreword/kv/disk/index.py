@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from typing import NamedTuple
 
-from foreword.kv.disk_format import TOKEN_BYTES, Header, block_keys, split_blocks
+from foreword.kv.disk.format import TOKEN_BYTES, Header, block_keys, split_blocks
 
 
 class Segment:

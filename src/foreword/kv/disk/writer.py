@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from foreword.kv.disk_files import SegmentFiles
-from foreword.kv.disk_format import Header, Payload, checksum, encode_header
-from foreword.kv.disk_index import Segment
+from foreword.kv.disk.files import SegmentFiles
+from foreword.kv.disk.format import Header, Payload, checksum, encode_header
+from foreword.kv.disk.index import Segment
 
 logger = logging.getLogger("foreword")
 
