@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 
 from foreword.kv.cache import KVCacheManager
+from foreword.kv.prompt_log import LoggedPrompt
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 BLOCK = 16
 NAMESPACE = b"growth"
-OPERATIONS = ("lookup", "request", "evict")
+OPERATIONS = ("lookup", "explain", "request", "evict")
 
 
 class Traffic:
@@ -53,6 +54,7 @@ def serve(manager: KVCacheManager, tokens: list[int]) -> None:
     match = manager.lookup(NAMESPACE, tokens, len(tokens) - 1)
     assert manager.can_allocate(match, len(tokens))
     held = manager.allocate(NAMESPACE, match, len(tokens))
+    manager.log.add(LoggedPrompt("", NAMESPACE, tokens, None))
     manager.finish_copies()
     manager.release(held, tokens, len(tokens))
 
@@ -75,6 +77,8 @@ def measure(traffic: Traffic, num_blocks: int, repeats: int) -> dict[str, list[f
     for number in range(repeats):
         known, new = recent[number % len(recent)], traffic.prompt(places.random())
         timed("lookup", lambda known=known: manager.lookup(NAMESPACE, known, len(known) - 1))  # type: ignore[misc]
+        changed = [*known[:BLOCK], 0, *known[BLOCK + 1 :]]
+        timed("explain", lambda changed=changed: manager.explain(NAMESPACE, changed))  # type: ignore[misc]
         timed("request", lambda new=new: serve(manager, new))  # type: ignore[misc]
         timed("evict", lambda: manager._evict(1))
     return seconds
@@ -87,7 +91,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BLOCKS")
     options = parser.parse_args()
     print("microseconds: median (slowest), median as a share of a step of", options.step_ms, "ms")
-    print("lookup: a cached prompt; request: lookup, allocate, commit, release of a new one, evictions included;")
+    print("lookup: a cached prompt; explain: one that leaves it in its second block, as for every output;")
+    print("request: lookup, allocate, commit, release of a new one, evictions included;")
     print("evict: one block\n")
     for shape, create in SHAPES.items():
         print(shape)
