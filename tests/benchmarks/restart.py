@@ -36,9 +36,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     options = parser.parse_args()
     print(", ".join(f"{name}: {value}" for name, value in describe().items() if not isinstance(value, (list, dict))))
-    print(
-        "\n| tokens | computed, s | from disk, s | ratio | cached |\n| ---: | ---: | ---: | ---: | ---: |", flush=True
-    )
+    print("\n| tokens | computed, s | from disk, s | ratio | cached |")
+    print("| ---: | ---: | ---: | ---: | ---: |", flush=True)
     for length in LENGTHS:
         computed, restored, cached = [], [], 0
         for number in range(options.rounds):

@@ -74,7 +74,7 @@ def test_what_memory_evicts_the_disk_still_has(reopened: NewEngine) -> None:
     expected = generate_recorded(engine, [PROMPT], **OPTIONS)
     for seed in range(4):
         engine.generate(random_ids(100 + seed, 90), max_tokens=4)
-    engine._loop.core.scheduler.cache._store.flush()
+    engine.save()
     before = engine.stats()
     assert_same_bits(generate_recorded(engine, [PROMPT], **OPTIONS), expected)
     assert engine.stats().tokens_restored > before.tokens_restored

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from foreword.kv.cache import BlockTable, KVCacheManager
+from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES, EvictionPolicy, NodeStats, create_policy
+from foreword.kv.table import BlockTable
 from foreword.kv.tree import Node, common_prefix_length
 
 Content = tuple[bytes, tuple[int, ...]]

@@ -45,6 +45,7 @@ class EngineConfig:
     eviction_policy: Any = "slru"
     max_pinned_memory: int | str | None = None
     cache_trace: str | None = None
+    swap_space: int | str | None = None
     cache_dir: str | None = None
     max_disk_cache: int | str = "8GiB"
     enable_chunked_prefill: bool = True
@@ -76,7 +77,12 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             reject("gpu_memory_utilization", share, "give a share in (0, 1]")
-        for field, least in (("kv_cache_memory", 1), ("max_pinned_memory", 0), ("max_disk_cache", 1)):
+        for field, least in (
+            ("kv_cache_memory", 1),
+            ("max_pinned_memory", 0),
+            ("swap_space", 0),
+            ("max_disk_cache", 1),
+        ):
             value = getattr(self, field)
             if value is None:
                 continue

@@ -177,7 +177,7 @@ class EngineStats:
         blocks_cached: blocks in the prefix tree, whether in use or not.
         prompt_tokens: prompt tokens of all requests that were admitted.
         tokens_reused: prompt tokens taken from the cache.
-        tokens_restored: of those, tokens that came from the disk tier.
+        tokens_restored: of those, tokens that came from the host or disk tier.
         tokens_prefilled: tokens computed in prefill; recomputation after a preemption is included.
         tokens_generated: tokens sampled.
         preemptions: how often a sequence lost its blocks.

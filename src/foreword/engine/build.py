@@ -17,11 +17,13 @@ from foreword.core.errors import ModelLoadError
 from foreword.core.validation import reject
 from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
-from foreword.kv.cache import KVCacheManager
+from foreword.kv.cache import BlockStore, KVCacheManager
+from foreword.kv.eviction import EvictionPolicy
 from foreword.kv.eviction import create_policy as create_eviction_policy
+from foreword.kv.host import HostStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
-from foreword.kv.store import DiskStore
+from foreword.kv.store import DiskStore, TieredStore
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
@@ -92,7 +94,7 @@ def build(config: EngineConfig) -> EngineParts:
         enable_prefix_caching=config.enable_prefix_caching,
         max_pinned_blocks=None if pinned is None else pinned // (geometry.bytes_per_token * config.block_size),
         trace=None if config.cache_trace is None else TraceRecorder(config.cache_trace, config.block_size, num_blocks),
-        store=_store(config, pool, ops),
+        store=_store(config, pool, ops, eviction),
     )
     scheduler = Scheduler(
         cache,
@@ -198,14 +200,19 @@ def _container_memory(unlimited: int) -> int:
         return unlimited
 
 
-def _store(config: EngineConfig, pool: KVPool, ops: Ops) -> DiskStore | None:
-    if config.cache_dir is None:
-        return None
-    assert isinstance(config.max_disk_cache, int)  # the configuration has parsed it
-    try:
-        return DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots)
-    except ValueError as error:
-        reject("max_disk_cache", config.max_disk_cache, str(error))
+def _store(config: EngineConfig, pool: KVPool, ops: Ops, policy: EvictionPolicy) -> BlockStore | None:
+    """The tiers below the pool, the quickest first."""
+    assert not isinstance(config.swap_space, str)  # the configuration has parsed them
+    assert isinstance(config.max_disk_cache, int)
+    stores: list[BlockStore] = []
+    if num_blocks := (config.swap_space or 0) // (pool.geometry.bytes_per_token * pool.block_size):
+        stores.append(HostStore(pool, num_blocks, policy))
+    if config.cache_dir is not None:
+        try:
+            stores.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
+        except ValueError as error:
+            reject("max_disk_cache", config.max_disk_cache, str(error))
+    return TieredStore(stores, pool.block_size) if len(stores) > 1 else next(iter(stores), None)
 
 
 def _namespace(

@@ -55,6 +55,8 @@ class Engine:
             :class:`foreword.NodeStats` to a number, the lowest going first.
         max_pinned_memory: what pins may hold, in bytes or as text such as "64MiB". None allows a quarter of the KV.
         cache_trace: a file to which one line per request is appended, without any text, for ``foreword cache replay``.
+        swap_space: main memory for KV that the pool has no room for, in bytes or as text: what is evicted or preempted
+            is copied back from there instead of computed again. Of use where the model computes in other memory.
         cache_dir: a directory where KV is kept on disk too: a later process that is given it goes on with what this one
             computed, checked and bit for bit; processes may share it. Salts keep their files apart.
         max_disk_cache: what ``cache_dir`` may hold, in bytes or as text.
@@ -97,6 +99,7 @@ class Engine:
         eviction_policy: str | EvictionPolicy = "slru",
         max_pinned_memory: int | str | None = None,
         cache_trace: str | os.PathLike[str] | None = None,
+        swap_space: int | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         max_disk_cache: int | str = "8GiB",
         enable_chunked_prefill: bool = True,
@@ -120,6 +123,7 @@ class Engine:
             eviction_policy=eviction_policy,
             max_pinned_memory=max_pinned_memory,
             cache_trace=os.fspath(cache_trace) if cache_trace is not None else None,
+            swap_space=swap_space,
             cache_dir=os.fspath(cache_dir) if cache_dir is not None else None,
             max_disk_cache=max_disk_cache,
             enable_chunked_prefill=enable_chunked_prefill,
@@ -311,6 +315,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of queues, blocks and counters."""
         return self._loop.call(lambda: self._loop.core.stats())
+
+    def save(self) -> None:
+        """Wait until what was computed is in ``cache_dir``; :meth:`close` does it too."""
+        self._loop.call(lambda: self._loop.core.scheduler.cache.flush())
 
     def reset_prefix_cache(self) -> int:
         """Forget all cached KV that no running request uses. Returns the number of blocks freed."""

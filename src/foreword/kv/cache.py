@@ -7,7 +7,7 @@ nothing; action methods (``allocate``, ``grow``) trust their answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from foreword.core.validation import reject
 from foreword.kv.blocks import BlockAllocator
@@ -15,19 +15,12 @@ from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segme
 from foreword.kv.explain import Evidence, Stop, find_stop
 from foreword.kv.pins import Pin, PinKey, PinLedger, Pinned
 from foreword.kv.prompt_log import PromptLog
+from foreword.kv.table import BlockCopy, BlockTable
 from foreword.kv.trace import TraceRecorder
 from foreword.kv.tree import Node, PrefixMatch, PrefixTree, holder_before
 
 _SHOWN = 512
 """Tokens behind the end of a match that an explanation looks at."""
-
-
-class BlockCopy(NamedTuple):
-    """Copy the first ``num_tokens`` slots of block ``source`` to block ``target`` before the next forward pass."""
-
-    source: int
-    target: int
-    num_tokens: int
 
 
 class BlockStore(Protocol):
@@ -42,43 +35,11 @@ class BlockStore(Protocol):
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
         """Store the KV of ``tokens``, which ``blocks`` hold."""
 
+    def flush(self) -> None:
+        """Wait until what was saved is where it survives."""
+
     def close(self) -> None:
-        """Write what is waiting."""
-
-
-class BlockTable:
-    """The blocks of one sequence, position by position; made and changed by the cache manager alone."""
-
-    __slots__ = ("namespace", "blocks", "cached_tokens", "node", "committed", "priority", "_runs")
-
-    def __init__(
-        self, namespace: bytes, blocks: list[int], cached_tokens: int, node: Node, committed: int, priority: int
-    ) -> None:
-        self.namespace = namespace
-        self.blocks = blocks
-        self.cached_tokens = cached_tokens  # tokens whose KV was there at allocation
-        self.node = node  # the tree node that holds the last committed block
-        self.committed = committed  # tokens whose blocks are in the tree
-        self.priority = priority  # of what it leaves in the cache: lower goes first
-        self._runs: list[tuple[int, int]] | None = None
-
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """The blocks as runs ``(first block, count)`` of neighbours in the pool."""
-        if self._runs is None:
-            self._runs = []
-            for block in self.blocks:
-                if self._runs and block == sum(self._runs[-1]):
-                    self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + 1)
-                else:
-                    self._runs.append((block, 1))
-        return self._runs
-
-    def replace(self, first: int, blocks: list[int]) -> None:
-        """Set the blocks from index ``first`` on."""
-        if self.blocks[first : first + len(blocks)] != blocks:
-            self.blocks[first : first + len(blocks)] = blocks
-            self._runs = None
+        """Flush, and let go of everything."""
 
 
 class KVCacheManager:
@@ -112,7 +73,7 @@ class KVCacheManager:
         self.log = PromptLog()
         self.trace = trace
         self.restored_tokens = 0
-        self._store = store if enable_prefix_caching else None
+        self.store = store if enable_prefix_caching else None
         self.pins = PinLedger(block_size, num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
@@ -138,9 +99,9 @@ class KVCacheManager:
         """Where the match of ``tokens`` ends, and what may tell why. Changes nothing."""
         tree = self._trees.get(namespace)
         stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
-        if self._store is not None and stop.num_tokens < len(tokens):
+        if self.store is not None and stop.num_tokens < len(tokens):
             border = stop.num_tokens // self.block_size * self.block_size
-            stored = border + self._store.peek(namespace, tokens, border, len(tokens))
+            stored = border + self.store.peek(namespace, tokens, border, len(tokens))
             stop = Stop(stored, []) if stored > stop.num_tokens else stop
         if stop.num_tokens == len(tokens):
             return Evidence(stop, [], None)
@@ -180,13 +141,17 @@ class KVCacheManager:
 
     def restore(self, held: BlockTable, tokens: list[int], limit: int) -> None:
         """Fetch what the store has of ``tokens[:limit]`` beyond the match that ``held`` was allocated with."""
-        if self._store is None:
+        if self.store is None:
             return
         whole = held.committed // self.block_size
-        loaded = self._store.load(held.namespace, tokens, held.committed, limit, held.blocks[whole:])
+        loaded = self.store.load(held.namespace, tokens, held.committed, limit, held.blocks[whole:])
         if held.committed + loaded > held.cached_tokens:
             self.restored_tokens += held.committed + loaded - held.cached_tokens
             held.cached_tokens = held.committed + loaded
+
+    def touch(self, match: PrefixMatch) -> None:
+        """Count a use of what matched, as an allocation does."""
+        self._touch(match.node, 0)
 
     def can_grow(self, held: BlockTable, num_tokens: int) -> bool:
         """Whether ``grow`` would find room."""
@@ -252,8 +217,8 @@ class KVCacheManager:
             if leaf is not None:
                 self.allocator.cache(block)
                 self._keep(held, leaf, 1)
-        if self._store is not None and num_computed and not self._copies_into(held):
-            self._store.save(held.namespace, tokens[:num_computed], held.blocks)
+        if self.store is not None and num_computed and not self._copies_into(held):
+            self.store.save(held.namespace, tokens[:num_computed], held.blocks)
         self.discard(held)
 
     def discard(self, held: BlockTable) -> None:
@@ -341,12 +306,17 @@ class KVCacheManager:
         assert len(pinned) == self.pins.num_blocks, "a pinned block is not cached"
         assert all(self.allocator.users(block) >= self.pins.count(block) for block in pinned), "a pin holds nothing"
 
+    def flush(self) -> None:
+        """Wait until the store has written everything."""
+        if self.store is not None:
+            self.store.flush()
+
     def close(self) -> None:
         """Write out what is left of the trace and of the store."""
         if self.trace is not None:
             self.trace.close()
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
     def _last_place(self, namespace: bytes, match: PrefixMatch, tokens: list[int]) -> tuple[Node, int]:
         """Where the last block of a match lies: a node, and a position behind the block's first token."""

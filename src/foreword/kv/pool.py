@@ -47,6 +47,10 @@ class KVPool:
         )
         self.layers = [KVLayer(layer[0], layer[1]) for layer in self.data]
 
+    def block(self, number: int) -> Tensor:
+        """``[num_layers, 2, num_kv_heads, block_size, head_dim]``: the part of the pool that is one block."""
+        return self.data[:, :, :, number * self.block_size : (number + 1) * self.block_size]
+
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros whose pages the system hands out on first write (``torch.zeros`` writes them all).

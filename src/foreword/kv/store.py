@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from foreword.kv.cache import BlockStore
 from foreword.kv.disk.tier import BlockRef, DiskStats, DiskTier
 from foreword.kv.pool import KVPool
 from foreword.ops.protocol import SlotCopy
@@ -100,22 +101,57 @@ class DiskStore:
     def _load(self, tier: DiskTier, ref: BlockRef, block: int) -> bool:
         if tier.read(ref, self._buffer) is None:
             return False
-        planes = self._planes(block)
+        planes = self._pool.block(block)
         planes.copy_(torch.frombuffer(self._buffer, dtype=planes.dtype).view(planes.shape))
         return True
 
     def _read(self, block: int) -> memoryview:
-        copy: Any = self._planes(block).contiguous().view(torch.uint8).numpy()
+        copy: Any = self._pool.block(block).contiguous().view(torch.uint8).numpy()
         return memoryview(copy).cast("B")
 
     def _read_part(self, block: int, num_tokens: int) -> memoryview:
         """The block with its other slots cleared: they may hold what another tenant computed."""
         size = self._pool.block_size
-        self._planes(self._spare).zero_()
+        self._pool.block(self._spare).zero_()
         self._copy_slots(self._pool.data, [SlotCopy(block * size, self._spare * size, num_tokens)])
         return self._read(self._spare)
 
-    def _planes(self, block: int) -> Tensor:
-        """``[num_layers, 2, num_kv_heads, block_size, head_dim]``: the part of the pool that is ``block``."""
-        size = self._pool.block_size
-        return self._pool.data[:, :, :, block * size : (block + 1) * size]
+
+class TieredStore:
+    """Several stores, the quickest first; the others are asked for what it does not have."""
+
+    def __init__(self, stores: Sequence[BlockStore], block_size: int) -> None:
+        self._stores = stores
+        self._block_size = block_size
+
+    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
+        """See :class:`foreword.kv.cache.BlockStore`."""
+        end = start
+        for store in self._stores:
+            border = end // self._block_size * self._block_size
+            end = max(end, border + store.peek(namespace, tokens, border, limit))
+        return end - start
+
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
+        """See :class:`foreword.kv.cache.BlockStore`."""
+        end = start
+        for store in self._stores:
+            border = end // self._block_size * self._block_size
+            rest = blocks[(border - start) // self._block_size :]
+            end = max(end, border + store.load(namespace, tokens, border, limit, rest))
+        return end - start
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
+        """See :class:`foreword.kv.cache.BlockStore`."""
+        for store in self._stores:
+            store.save(namespace, tokens, blocks)
+
+    def flush(self) -> None:
+        """See :class:`foreword.kv.cache.BlockStore`."""
+        for store in self._stores:
+            store.flush()
+
+    def close(self) -> None:
+        """See :class:`foreword.kv.cache.BlockStore`."""
+        for store in self._stores:
+            store.close()

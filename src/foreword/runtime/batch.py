@@ -12,7 +12,7 @@ from foreword.ops.protocol import AttentionSequence, Ops, SlotCopy, SlotRun
 from foreword.scheduling.scheduler import Chunk
 
 if TYPE_CHECKING:
-    from foreword.kv.cache import BlockCopy, BlockTable
+    from foreword.kv.table import BlockCopy, BlockTable
 
 
 def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> ForwardBatch:

@@ -11,8 +11,9 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foreword.kv.cache import BlockCopy, KVCacheManager
+from foreword.kv.cache import KVCacheManager
 from foreword.kv.prompt_log import LoggedPrompt
+from foreword.kv.table import BlockCopy
 from foreword.kv.tree import PrefixMatch, common_prefix_length
 from foreword.scheduling.policy import Candidate, SchedulingPolicy
 from foreword.scheduling.sequence import Sequence, Status

@@ -7,9 +7,9 @@ from enum import Enum, auto
 from foreword.core.constraint import Constraint
 from foreword.core.outputs import TokenLogprobs
 from foreword.core.request import Request
-from foreword.kv.cache import BlockTable
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import LoggedPrompt
+from foreword.kv.table import BlockTable
 
 
 class Status(Enum):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreword.kv.cache import BlockTable, KVCacheManager
+from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import (
     POLICIES,
     QUADRATIC_BLOCKS,
@@ -21,6 +21,7 @@ from foreword.kv.eviction import (
     lru,
     segmented_lru,
 )
+from foreword.kv.table import BlockTable
 from foreword.kv.tree import Node
 
 NS = b"ns"
