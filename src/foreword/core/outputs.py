@@ -89,6 +89,7 @@ class RequestOutput:
     Attributes:
         prompt_logprobs: per prompt token, the log-probabilities asked for; the first entry is None.
         explained: gives ``prefix``.
+        cache_salt: of the request, for :meth:`foreword.Engine.fork`.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class RequestOutput:
     usage: Usage
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     explained: Explained | None = field(default=None, repr=False, compare=False)
+    cache_salt: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def prefix(self) -> CacheExplanation | None:
@@ -165,6 +167,21 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmed:
+    """What :meth:`foreword.Engine.warm` did.
+
+    Attributes:
+        prompt_tokens: tokens of the beginning.
+        cached_tokens: of those, cached before.
+        pinned_tokens: of those, pinned now; 0 if no pin was asked for.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    pinned_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of an engine. Blocks obey ``free + held + cached == total``.
 
@@ -175,6 +192,7 @@ class EngineStats:
         blocks_free: blocks that hold nothing.
         blocks_held: blocks only running requests hold.
         blocks_cached: blocks in the prefix tree, whether in use or not.
+        blocks_pinned: of those, blocks that a pin keeps.
         prompt_tokens: prompt tokens of all requests that were admitted.
         tokens_reused: prompt tokens taken from the cache.
         tokens_prefilled: tokens computed in prefill; recomputation after a preemption is included.
@@ -193,6 +211,7 @@ class EngineStats:
     blocks_free: int = 0
     blocks_held: int = 0
     blocks_cached: int = 0
+    blocks_pinned: int = 0
     prompt_tokens: int = 0
     tokens_reused: int = 0
     tokens_prefilled: int = 0

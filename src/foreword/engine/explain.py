@@ -14,6 +14,7 @@ from foreword.core.explanation import CacheExplanation, PromptPiece, Reason
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import LoggedPrompt, Neighbour
 from foreword.kv.tree import common_prefix_length
+from foreword.text.beginnings import token_ends
 from foreword.text.causes import compare
 from foreword.text.conversation import Rendered
 from foreword.text.pieces import Piece, PromptText, locate, plain
@@ -190,16 +191,6 @@ def _logged_text(prompt: LoggedPrompt, tokenizer: Tokenizer) -> PromptText:
     return dataclasses.replace(
         text, text=text.text + answer, pieces=(*text.pieces, piece), messages=(*text.messages, said)
     )
-
-
-def token_ends(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Where each token ends in the text, in characters; one that ends inside a character ends before it."""
-    ends, total = [], 0
-    for token in token_ids:
-        spelled = tokenizer.token_bytes(token, skip_special_tokens=False)
-        total += sum(byte & 0xC0 != 0x80 for byte in spelled)  # the first bytes of characters
-        ends.append(total)
-    return ends
 
 
 def _offset(text: str, before: list[int], tokenizer: Tokenizer) -> int:
