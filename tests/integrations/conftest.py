@@ -72,3 +72,13 @@ def document() -> str:
         "from which the islands of the outer bank can be seen on clear days. The light can be seen for eighteen "
         "nautical miles."
     )
+
+
+@pytest.fixture
+def unpinned(engine: Engine) -> Iterator[Engine]:
+    """The engine with nothing cached; what the test pins is unpinned after it."""
+    engine.reset_prefix_cache()
+    yield engine
+    engine._loop.call(lambda: engine._loop.core.scheduler.cache.expire_pins(float("inf")))
+    engine.check_integrity()
+    assert engine.stats().blocks_pinned == 0

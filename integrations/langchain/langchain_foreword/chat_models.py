@@ -28,7 +28,7 @@ from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, opena
 from langchain_foreword._turnstile import turn
 
 if TYPE_CHECKING:
-    from foreword import Engine, SamplingParams
+    from foreword import CacheExplanation, Engine, SamplingParams
 
 CHAT_FIELDS = ("parallel_tool_calls", "canonical_tools", "schema_in_prompt", "template_options")
 
@@ -365,6 +365,36 @@ class ChatForeword(ForewordModel, BaseChatModel):
             llm_output=self._combine_llm_outputs([result.llm_output for result in results]),
             run=[run for result in results for run in result.run or []] or None,
         )
+
+    # -- the cache ---------------------------------------------------------------------------------------------
+
+    def explain(
+        self,
+        input: LanguageModelInput,
+        tools: Sequence[Any] | None = None,
+        *,
+        config: RunnableConfig | None = None,
+        **options: Any,
+    ) -> CacheExplanation:
+        """How much of a call's prompt is cached, and where and why the match ends. Runs nothing.
+
+        Args:
+            input: what `invoke` takes.
+            tools: as `bind_tools` takes them; a model with bound tools explains with those.
+            config: of the run; a `cache_salt` in it counts.
+            **options: options of the call.
+
+        Example:
+            ```python
+            print(llm.explain([("system", "It is 12:47. You are brief."), ("human", "Hello")]))
+            ```
+        """
+        if tools is not None:
+            options["tools"] = tools
+        call = self._chat_call(None, options, salt_of(config))
+        messages = to_dicts(self._convert_input(input).to_messages())
+        with langchain_errors():
+            return self._handle.get(call.model).explain(messages, params=call.params, **call.options)
 
     # -- what LangChain wants to know --------------------------------------------------------------------------
 
