@@ -20,7 +20,7 @@ RULES = "You know the tides of every harbour. Be polite, be brief, name the sour
 
 def chat(time: str, question: str = "Will it rain?") -> list[ChatMessage]:
     return [
-        ChatMessage(role="system", content=f"It is {time} now. {RULES}"),
+        ChatMessage(role="system", content=f"The clock says {time}. {RULES}"),
         ChatMessage(role="user", content=question),
     ]
 
