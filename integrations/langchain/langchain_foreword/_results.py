@@ -42,18 +42,11 @@ def response_metadata(engine: Engine, output: RequestOutput, completion: Complet
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timing": usage.timing(),
-        "prefix_cache": prefix_cache(output),
+        "prefix_cache": output.prefix_cache(),
     }
     if output.prompt_logprobs is not None:
         metadata["prompt_logprobs"] = output.prompt_logprobs
     return metadata
-
-
-def prefix_cache(output: RequestOutput) -> dict[str, Any]:
-    """How much of the prompt was reused, and where and why no more: the fields of `foreword.CacheExplanation`."""
-    usage, found = output.usage, output.prefix
-    counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
-    return counts if found is None else counts | found.to_dict()
 
 
 def logprobs_metadata(engine: Engine, piece: CompletionOutput | OutputChunk) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from foreword.core.errors import RequestFailedError
 from foreword.core.explanation import CacheExplanation
@@ -14,11 +14,19 @@ TokenLogprobs = dict[int, float]
 """Natural-log probabilities by token id."""
 
 
+_COMPARED_TOKENS = 64
+"""To compute so many takes many times as long as to compare texts, a few milliseconds at most."""
+
+
 class Explained(Protocol):
     """Something that knows why a prompt's match with the cache stopped."""
 
     @property
     def value(self) -> CacheExplanation: ...
+
+    @property
+    def brief(self) -> CacheExplanation:
+        """Reason and position alone, at no cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,19 @@ class RequestOutput:
         None if the request never ran, or on an engine without prefix caching.
         """
         return self.explained.value if self.explained else None
+
+    def prefix_cache(self) -> dict[str, Any]:
+        """``prefix`` by field names, with ``cached_tokens``, for metadata that nobody may ever read.
+
+        Where few tokens had to be computed, texts are not compared, which would take a part of the time that those
+        took: then reason and position are all that is said. ``prefix`` always has the rest.
+        """
+        usage = self.usage
+        found: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+        if self.explained is not None:
+            worth_it = usage.prompt_tokens - usage.cached_tokens >= _COMPARED_TOKENS
+            found |= (self.explained.value if worth_it else self.explained.brief).to_dict()
+        return found
 
     @property
     def text(self) -> str:

@@ -48,18 +48,11 @@ def raw(engine: Engine, turn: Turn, output: RequestOutput) -> dict[str, Any]:
         "finish_reason": "tool_calls" if called else completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timing": usage.timing(),
-        "prefix_cache": prefix_cache(output),
+        "prefix_cache": output.prefix_cache(),
     }
     if output.prompt_logprobs is not None:
         found["prompt_logprobs"] = output.prompt_logprobs
     return found
-
-
-def prefix_cache(output: RequestOutput) -> dict[str, Any]:
-    """How much of the prompt was reused, and where and why no more: those fields of its ``CacheExplanation``."""
-    usage, found = output.usage, output.prefix
-    counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
-    return counts if found is None else counts | found.to_dict()
 
 
 def _rest(engine: Engine, turn: Turn, piece: Piece, output: RequestOutput | None) -> dict[str, Any]:
