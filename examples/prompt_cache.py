@@ -12,8 +12,8 @@ from typing import Any
 from foreword import CacheExplanation, Engine, RequestOutput
 
 RULES = (
-    "You answer customers of a bicycle shop. Be polite and brief, name the page of the manual that you quote, and never "
-    "promise a date of delivery. If you do not know, say so and offer to ask a mechanic."
+    "You answer customers of a bicycle shop. Be polite and brief, name the page of the manual that you quote, and "
+    "never promise a date of delivery. If you do not know, say so and offer to ask a mechanic."
 )
 DOCUMENTS = [
     "Chains. A wet lubricant stays on the chain in rain and snow. Wipe it off after every ride in dry weather.",
@@ -42,46 +42,43 @@ def tool(name: str, description: str) -> dict[str, Any]:
 
 TOOLS = [tool("search_manual", "Search the manual."), tool("look_up_order", "Look up an order by its number.")]
 
-# what it is, the prompt that ran, the one that comes next, and options of both
-CASES: list[tuple[str, Any, Any, dict[str, Any], dict[str, Any]]] = [
+CUSTOMER = '{"name": "Ada", "bicycle": "touring", "since": 2019}'
+REORDERED = '{"bicycle": "touring", "name": "Ada", "since": 2019}'
+
+
+def as_given(tools: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"tools": tools, "canonical_tools": False}  # by default tools are sorted, and their order loses nothing
+
+
+def passages(*order: int) -> str:
+    return "\n\n".join(["Use these passages:", *(DOCUMENTS[index] for index in order), RULES])
+
+
+Case = tuple[str, Any, Any, dict[str, Any], dict[str, Any]]
+
+# what changed, the prompt that ran, the one that comes next, and the options of each
+CASES: list[Case] = [
+    ("a clock", chat(f"It is 12:05 now. {RULES}"), chat(f"It is 12:47 now. {RULES}"), {}, {}),
     (
-        "a clock in the system prompt",
-        chat(f"It is 12:05 on November 30, 2026. {RULES}"),
-        chat(f"It is 12:47 on November 30, 2026. {RULES}"),
-        {},
-        {},
-    ),
-    (
-        "a request id before the rules",
+        "a request id",
         chat(f"Request 7f9c24e8-3b12-4c5a-9d01-5e2f8a7b6c3d.\n{RULES}"),
         chat(f"Request 1b4e28ba-2fa1-4d2b-883f-0016d3cca427.\n{RULES}"),
         {},
         {},
     ),
-    (
-        "tools in another order",  # canonical_tools=True, the default, sorts them: then nothing is lost
-        chat(RULES),
-        chat(RULES),
-        {"tools": TOOLS, "canonical_tools": False},
-        {"tools": TOOLS[::-1], "canonical_tools": False},
-    ),
-    (
-        "documents in another order",
-        chat("Use these passages:\n\n" + "\n\n".join(DOCUMENTS) + f"\n\n{RULES}"),
-        chat("Use these passages:\n\n" + "\n\n".join(DOCUMENTS[i] for i in (0, 2, 1, 3)) + f"\n\n{RULES}"),
-        {},
-        {},
-    ),
+    ("the order of tools", chat(RULES), chat(RULES), as_given(TOOLS), as_given(TOOLS[::-1])),
+    ("the order of JSON keys", chat(f"Customer: {CUSTOMER}\n{RULES}"), chat(f"Customer: {REORDERED}\n{RULES}"), {}, {}),
+    ("the order of documents", chat(passages(0, 1, 2, 3)), chat(passages(0, 2, 1, 3)), {}, {}),
     ("white space", chat(f"Rules of the shop:\n{RULES}"), chat(f"Rules of the shop:\n\n{RULES}"), {}, {}),
     (
-        "an edited turn",
+        "an earlier turn, edited",
         chat(RULES, *TURNS),
         chat(RULES, TURNS[0], ("assistant", TURNS[1][1].replace("in rain and snow", "in snow")), *TURNS[2:]),
         {},
         {},
     ),
-    ("the oldest turns dropped", chat(f"Speak English. {RULES}", *TURNS), chat(f"Speak English. {RULES}", *TURNS[2:]), {}, {}),
-    ("another salt", chat(f"Tenants apart. {RULES}"), chat(f"Tenants apart. {RULES}"), {"cache_salt": "a"}, {"cache_salt": "b"}),
+    ("the oldest turns, dropped", chat(f"Be kind. {RULES}", *TURNS), chat(f"Be kind. {RULES}", *TURNS[2:]), {}, {}),
+    ("the salt", chat(f"Tenants. {RULES}"), chat(f"Tenants. {RULES}"), {"cache_salt": "a"}, {"cache_salt": "b"}),
 ]
 
 
@@ -91,7 +88,7 @@ def main(model: str = "smollm2-135m") -> None:
         for name, before, after, options, changed in CASES:
             engine.chat(before, max_tokens=1, **options)
             rows.append(show(name, engine.explain(after, **changed)))
-        rows.append(show("its own answer in other tokens", respelled(engine)))
+        rows.append(show("the tokens of its own answer", respelled(engine)))
         print("\n| what changed | where | position | cause | lost tokens |\n| --- | --- | ---: | --- | ---: |")
         print("\n".join(rows))
 
@@ -113,18 +110,21 @@ def main(model: str = "smollm2-135m") -> None:
 
 
 def respelled(engine: Engine) -> CacheExplanation:
-    """An answer whose tokens are not those that a tokenizer would choose for its text."""
-    asked = chat(f"Copy. {RULES}", ("user", "Say it."))
-    spelled = [token for letter in "lubricant for chains" for token in engine.encode(letter)]
-    output = engine.chat(asked, temperature=0, max_tokens=len(spelled), structured={"regex": "lubricant for chains"}, logit_bias={})
-    prompt = output.prompt_token_ids
-    engine.generate(prompt + spelled, max_tokens=1)
-    return engine.explain(prompt + engine.encode("lubricant for chains") + engine.encode(" and tyres"))
+    """An answer that stands in the cache letter by letter; as text it comes back in the tokenizer's own tokens.
+
+    A model that samples spells like that now and then. Answers that go back as messages are put back in their tokens.
+    """
+    asked = chat(f"Be exact. {RULES}", ("user", "What do I need?"))
+    answer = "lubricant for chains"
+    prompt = engine.chat(asked, max_tokens=1).prompt_token_ids
+    engine.generate(prompt + [token for letter in answer for token in engine.encode(letter)], max_tokens=1)
+    return engine.explain([*asked, {"role": "assistant", "content": answer}, {"role": "user", "content": "And tyres?"}])
 
 
 def show(name: str, found: CacheExplanation) -> str:
     print(f"\n{name}\n{found}")
-    return f"| {name} | {found.piece} | {found.position} | `{found.cause}` | {found.lost_tokens} of {found.prompt_tokens} |"
+    lost = f"{found.lost_tokens} of {found.prompt_tokens}"
+    return f"| {name} | {found.piece} | {found.position} | `{found.cause}` | {lost} |"
 
 
 def reuse(output: RequestOutput) -> None:

@@ -123,9 +123,9 @@ def explain(
 def _reason(total: int, evidence: Evidence) -> tuple[Reason, Neighbour | None]:
     """Why the match ended, and the logged prompt that shows it."""
     matched = evidence.stop.num_tokens
-    gone = max(evidence.near, key=lambda each: min(each.num_common, each.prompt.num_computed), default=None)
-    if gone is not None and min(gone.num_common, gone.prompt.num_computed) > matched:
-        return "evicted", gone._replace(num_common=min(gone.num_common, gone.prompt.num_computed))
+    gone = max(evidence.near, key=lambda each: min(each.num_common, each.num_computed), default=None)
+    if gone is not None and min(gone.num_common, gone.num_computed) > matched:
+        return "evicted", gone._replace(num_common=min(gone.num_common, gone.num_computed))
     other = evidence.elsewhere
     if other is not None and (other.num_common > matched + _CLOSE or other.num_common == total):
         return "other_namespace", other
