@@ -76,9 +76,14 @@ def document() -> str:
 
 @pytest.fixture
 def unpinned(engine: Engine) -> Iterator[Engine]:
-    """The engine with nothing cached; what the test pins is unpinned after it."""
+    """The engine with nothing pinned or cached; what the test pins lapses after it."""
+
+    def unpin() -> None:
+        engine._loop.call(lambda: engine._loop.core.scheduler.cache.expire_pins(float("inf")))
+        assert engine.stats().blocks_pinned == 0
+
+    unpin()
     engine.reset_prefix_cache()
     yield engine
-    engine._loop.call(lambda: engine._loop.core.scheduler.cache.expire_pins(float("inf")))
+    unpin()
     engine.check_integrity()
-    assert engine.stats().blocks_pinned == 0
