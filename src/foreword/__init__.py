@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from foreword.core.explanation import CacheExplanation, PromptPiece
     from foreword.core.message import AssistantMessage, MessageDelta, ToolCall, ToolCallDelta
-    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage
+    from foreword.core.outputs import CompletionOutput, EngineStats, OutputChunk, RequestOutput, Usage, Warmed
     from foreword.core.report import CacheReport, DivergencePoint, PrefixSaving
     from foreword.core.sampling import SamplingParams
     from foreword.core.structured import StructuredParams
@@ -48,6 +48,7 @@ _HOMES = {
     "OutputChunk": "core.outputs",
     "RequestOutput": "core.outputs",
     "Usage": "core.outputs",
+    "Warmed": "core.outputs",
     "CacheReport": "core.report",
     "DivergencePoint": "core.report",
     "PrefixSaving": "core.report",
@@ -89,6 +90,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "Usage",
+    "Warmed",
     "__version__",
     "validate_structured",
 ]

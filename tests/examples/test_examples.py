@@ -1,5 +1,6 @@
 """What a reader copies runs as printed: the README's programs and the examples."""
 
+import ast
 import json
 import os
 import re
@@ -59,8 +60,16 @@ def test_engine_program(tmp_path: Path) -> None:
     assert 0 < int(reused) < int(prompt)
 
 
+def test_cache_program(tmp_path: Path) -> None:
+    """What was warmed is pinned and found, and what was forked is three texts."""
+    warmed, *explained, branches = run("-c", program("engine.warm("), cwd=tmp_path).splitlines()
+    (tokens,) = {int(count) for count in re.findall(r"(?:prompt|pinned)_tokens=(\d+)", warmed)}
+    assert explained[0].startswith(f"{tokens} of ")
+    assert len(ast.literal_eval(branches)) == 3
+
+
 def test_every_program_is_tested() -> None:
-    assert len(PROGRAMS) == 5
+    assert len(PROGRAMS) == 6
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -124,6 +124,28 @@ def test_extraction(run: Run) -> None:
     assert single_passes > 3 * batch_passes
 
 
+def test_prompt_cache(run: Run) -> None:
+    """Each case is explained, by the cause that it shows; the README's table is what the program prints."""
+    out = run("prompt_cache.py")
+    table = [line for line in out.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+    assert [cause for _, _, _, cause, _ in rows] == [
+        "`clock`", "`identifier`", "`tool_order`", "`json_key_order`", "`document_order`", "`whitespace`",
+        "`history_changed`", "`history_truncated`", "`namespace`", "`retokenized`",
+    ]  # fmt: skip
+    assert "\n".join(table) in (EXAMPLES.parent / "README.md").read_text()
+    for name, _, position, cause, _ in rows:
+        explained = out.split(f"\n{name}\n")[1].split("\n\n")[0]
+        assert f"token {position}," in explained
+        assert f"cause    {cause.strip('`')}:" in explained
+    warmed = re.search(r"Warmed\(prompt_tokens=(\d+), cached_tokens=\d+, pinned_tokens=(\d+)\)", out)
+    assert warmed is not None
+    assert warmed[1] == warmed[2] == str(reuse(out)[0][0])
+    assert int(re.search(r"pinned by a cache point: (\d+)", out)[1]) > 0
+    assert [prompt - reused for reused, prompt in reuse(out)[1:]] == [1, 1, 1]
+    assert re.search(r"^\d+ requests, [\d,]+ prompt tokens, [\d,]+ reused", out, re.MULTILINE)
+
+
 def test_llama_index_rag(run: Run) -> None:
     """Each answer names its two sources; the second question finds the passages of the first one computed."""
     out = run("llama_index_rag.py")

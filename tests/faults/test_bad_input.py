@@ -232,7 +232,12 @@ def every_use(engine: Engine) -> list[Callable[[], Any]]:
         lambda: engine.stream("a"),
         lambda: engine.stream_chat(message),
         lambda: engine.astream("a"),
+        lambda: engine.explain(message),
+        lambda: engine.warm(message),
+        lambda: engine.pin("a"),
+        lambda: engine.unpin("a"),
         engine.stats,
+        engine.cache_report,
         engine.reset_prefix_cache,
         engine.check_integrity,
     ]

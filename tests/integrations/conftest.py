@@ -72,3 +72,18 @@ def document() -> str:
         "from which the islands of the outer bank can be seen on clear days. The light can be seen for eighteen "
         "nautical miles."
     )
+
+
+@pytest.fixture
+def unpinned(engine: Engine) -> Iterator[Engine]:
+    """The engine with nothing pinned or cached; what the test pins lapses after it."""
+
+    def unpin() -> None:
+        engine._loop.call(lambda: engine._loop.core.scheduler.cache.expire_pins(float("inf")))
+        assert engine.stats().blocks_pinned == 0
+
+    unpin()
+    engine.reset_prefix_cache()
+    yield engine
+    unpin()
+    engine.check_integrity()

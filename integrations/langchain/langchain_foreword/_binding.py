@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
 from langchain_foreword._structured import structured_model
+
+if TYPE_CHECKING:
+    from foreword import CacheExplanation
 
 
 class ForewordBinding(RunnableBinding[LanguageModelInput, AIMessage]):
@@ -36,6 +39,20 @@ class ForewordBinding(RunnableBinding[LanguageModelInput, AIMessage]):
         options = dict(self.kwargs) if tools is None else {**self.kwargs, "tools": tools}
         count: int = model._count_prompt(messages, options)
         return count
+
+    def explain(
+        self,
+        input: LanguageModelInput,
+        tools: Sequence[Any] | None = None,
+        *,
+        config: RunnableConfig | None = None,
+        **options: Any,
+    ) -> CacheExplanation:
+        """`ChatForeword.explain`, with the options, tools and config that are bound."""
+        model: Any = self.bound
+        options = {**self.kwargs, **options} | ({} if tools is None else {"tools": tools})
+        found: CacheExplanation = model.explain(input, config=self._merge_configs(config), **options)
+        return found
 
     def _on_top(self, binding: Any) -> ForewordBinding:
         bound: ForewordBinding = self.bind(**binding.kwargs)  # type: ignore[assignment]

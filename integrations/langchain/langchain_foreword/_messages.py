@@ -36,7 +36,7 @@ def to_dicts(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _to_dict(index: int, message: BaseMessage) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": _role(index, message), "content": _text(index, message)}
+    turn: dict[str, Any] = {"role": _role(index, message), "content": _content(index, message)}
     if isinstance(message, AIMessage):
         if reasoning := _reasoning(message):
             turn["reasoning_content"] = reasoning
@@ -44,8 +44,9 @@ def _to_dict(index: int, message: BaseMessage) -> dict[str, Any]:
             turn["tool_calls"] = calls
     elif isinstance(message, ToolMessage):
         turn["tool_call_id"] = message.tool_call_id
-        if message.status == "error" and "error" not in turn["content"][:40].lower():
-            turn["content"] = f"Error: {turn['content']}"  # chat templates have no place for a status
+        if message.status == "error" and "error" not in message.text[:40].lower():  # templates have no place for it
+            content = turn["content"]
+            turn["content"] = ["Error: ", *content] if isinstance(content, list) else f"Error: {content}"
     if turn["role"] == "tool" and message.name:
         turn["name"] = message.name
     return turn
@@ -72,16 +73,20 @@ def _role(index: int, message: BaseMessage) -> str:
     raise ValueError(f"messages[{index}] is a {type(message).__name__}, which has no role in a conversation")
 
 
-def _text(index: int, message: BaseMessage) -> str:
-    """The text blocks of a message, joined as LangChain's own `message.text` joins them."""
+def _content(index: int, message: BaseMessage) -> str | list[str | dict[str, Any]]:
+    """The text blocks of a message, joined as LangChain's own `message.text` joins them; apart from each other if one
+    has a `cache_control`."""
     if isinstance(message.content, str):
         return message.content
-    texts = []
+    texts: list[str] = []
+    marks: dict[int, Any] = {}
     for block in message.content:
         kind = "text" if isinstance(block, str) else block.get("type")
         if isinstance(block, str):
             texts.append(block)
         elif kind in _TEXT:
+            if block.get("cache_control") is not None:
+                marks[len(texts)] = block["cache_control"]
             texts.append(block.get("text") or "")
         elif isinstance(message, ToolMessage) and (kind is None or kind == "json"):
             texts.append(json.dumps(block.get("json", block), ensure_ascii=False, default=str))
@@ -89,7 +94,12 @@ def _text(index: int, message: BaseMessage) -> str:
             raise ValueError(
                 f"messages[{index}] ({message.type}) has a content block of type {kind!r}: this model reads text only"
             )
-    return "".join(texts)
+    if not marks:
+        return "".join(texts)
+    return [
+        {"type": "text", "text": text, "cache_control": marks[number]} if number in marks else text
+        for number, text in enumerate(texts)
+    ]
 
 
 def _reasoning(message: AIMessage) -> str:

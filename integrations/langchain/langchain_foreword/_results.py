@@ -49,7 +49,7 @@ def response_metadata(engine: Engine, output: RequestOutput, completion: Complet
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timing": usage.timing(),
-        "prefix_cache": {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens},
+        "prefix_cache": output.prefix_cache(),
     }
     if output.prompt_logprobs is not None:
         metadata["prompt_logprobs"] = output.prompt_logprobs

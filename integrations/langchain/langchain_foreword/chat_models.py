@@ -31,7 +31,7 @@ from langchain_foreword._tools import CHOICES, bound_options, chosen_tool, opena
 from langchain_foreword._turnstile import turn
 
 if TYPE_CHECKING:
-    from foreword import Engine
+    from foreword import CacheExplanation, Engine
 
 
 class ChatForeword(ForewordModel, BaseChatModel):
@@ -349,6 +349,36 @@ class ChatForeword(ForewordModel, BaseChatModel):
             calls = pool.map(lambda m, own_id: one([m], stop, callbacks, run_id=own_id, **kwargs), messages, run_ids)
             results = list(calls)
         return joined(results, self._combine_llm_outputs([result.llm_output for result in results]))
+
+    # -- the cache ---------------------------------------------------------------------------------------------
+
+    def explain(
+        self,
+        input: LanguageModelInput,
+        tools: Sequence[Any] | None = None,
+        *,
+        config: RunnableConfig | None = None,
+        **options: Any,
+    ) -> CacheExplanation:
+        """How much of a call's prompt is cached, and where and why the match ends. Runs nothing.
+
+        Args:
+            input: what `invoke` takes.
+            tools: as `bind_tools` takes them; a model with bound tools explains with those.
+            config: of the run; a `cache_salt` in it counts.
+            **options: options of the call.
+
+        Example:
+            ```python
+            print(llm.explain([("system", "It is 12:47. You are brief."), ("human", "Hello")]))
+            ```
+        """
+        if tools is not None:
+            options["tools"] = tools
+        call = self._chat_call(None, options, salt_of(config))
+        messages = to_dicts(self._convert_input(input).to_messages())
+        with langchain_errors():
+            return self._handle.get(call.model).explain(messages, params=call.params, **call.options)
 
     # -- what LangChain wants to know --------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import GenerationChunk, LLMResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
@@ -21,7 +22,7 @@ from langchain_foreword._results import generations, text_chunk, token_usage
 from langchain_foreword._runs import salt_of
 
 if TYPE_CHECKING:
-    from foreword import Engine, RequestOutput
+    from foreword import CacheExplanation, Engine, RequestOutput
 
 
 class ForewordLLM(ForewordModel, BaseLLM):
@@ -118,6 +119,13 @@ class ForewordLLM(ForewordModel, BaseLLM):
                     if run_manager:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
+
+    def explain(
+        self, input: LanguageModelInput, *, config: RunnableConfig | None = None, **options: Any
+    ) -> CacheExplanation:
+        """How much of a call's prompt is cached, and where and why the match ends; see `ChatForeword.explain`."""
+        model, params = self._call(None, options, salt_of(config))
+        return self._handle.get(model).explain(self._convert_input(input).to_string(), params=params)
 
     # -- LangChain's batches are all or nothing, and its cache forgets a call's own options -----------------------
 

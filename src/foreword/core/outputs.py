@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from foreword.core.errors import RequestFailedError
 from foreword.core.explanation import CacheExplanation
@@ -14,11 +14,19 @@ TokenLogprobs = dict[int, float]
 """Natural-log probabilities by token id."""
 
 
+_COMPARED_TOKENS = 64
+"""To compute so many takes many times as long as to compare texts, a few milliseconds at most."""
+
+
 class Explained(Protocol):
     """Something that knows why a prompt's match with the cache stopped."""
 
     @property
     def value(self) -> CacheExplanation: ...
+
+    @property
+    def brief(self) -> CacheExplanation:
+        """Reason and position alone, at no cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class RequestOutput:
     Attributes:
         prompt_logprobs: per prompt token, the log-probabilities asked for; the first entry is None.
         explained: gives ``prefix``.
+        cache_salt: of the request, for :meth:`foreword.Engine.fork`.
     """
 
     request_id: str
@@ -97,6 +106,7 @@ class RequestOutput:
     usage: Usage
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     explained: Explained | None = field(default=None, repr=False, compare=False)
+    cache_salt: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def prefix(self) -> CacheExplanation | None:
@@ -105,6 +115,19 @@ class RequestOutput:
         None if the request never ran, or on an engine without prefix caching.
         """
         return self.explained.value if self.explained else None
+
+    def prefix_cache(self) -> dict[str, Any]:
+        """``prefix`` by field names, with ``cached_tokens``, for metadata that nobody may ever read.
+
+        Where few tokens had to be computed, texts are not compared, which would take a part of the time that those
+        took: then reason and position are all that is said. ``prefix`` always has the rest.
+        """
+        usage = self.usage
+        found: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+        if self.explained is not None:
+            worth_it = usage.prompt_tokens - usage.cached_tokens >= _COMPARED_TOKENS
+            found |= (self.explained.value if worth_it else self.explained.brief).to_dict()
+        return found
 
     @property
     def text(self) -> str:
@@ -165,6 +188,21 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmed:
+    """What :meth:`foreword.Engine.warm` did.
+
+    Attributes:
+        prompt_tokens: tokens of the beginning.
+        cached_tokens: of those, cached before.
+        pinned_tokens: of those, pinned now; 0 if no pin was asked for.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    pinned_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of an engine. Blocks obey ``free + held + cached == total``.
 
@@ -175,6 +213,7 @@ class EngineStats:
         blocks_free: blocks that hold nothing.
         blocks_held: blocks only running requests hold.
         blocks_cached: blocks in the prefix tree, whether in use or not.
+        blocks_pinned: of those, blocks that a pin keeps.
         prompt_tokens: prompt tokens of all requests that were admitted.
         tokens_reused: prompt tokens taken from the cache.
         tokens_restored: of those, tokens that came from the host or disk tier.
@@ -194,6 +233,7 @@ class EngineStats:
     blocks_free: int = 0
     blocks_held: int = 0
     blocks_cached: int = 0
+    blocks_pinned: int = 0
     prompt_tokens: int = 0
     tokens_reused: int = 0
     tokens_restored: int = 0

@@ -25,6 +25,7 @@ from foreword.engine.explain import explain
 from foreword.engine.loop import AsyncChannel, EngineLoop, SyncChannel
 from foreword.engine.request_state import RequestState, Sink
 from foreword.kv.namespace import Namespace
+from foreword.text.beginnings import Keep, beginning, kept
 from foreword.text.conversation import ChatOptions, Conversations, Rendered
 from foreword.text.grammar import GrammarCompiler, GrammarState
 from foreword.text.tokenizer import Tokenizer
@@ -53,6 +54,8 @@ class Prepared(NamedTuple):
     Attributes:
         constraint: what its output must look like; None leaves it open.
         chat: the conversation it answers; None for a plain prompt.
+        beginning: the beginning of a conversation, if it computes that alone.
+        keep: the parts of the prompt to be pinned when it is computed.
     """
 
     prompt_token_ids: list[int]
@@ -60,6 +63,8 @@ class Prepared(NamedTuple):
     max_tokens: int
     constraint: GrammarState | None
     chat: Rendered | None
+    beginning: Rendered | None = None
+    keep: Sequence[Keep] = ()
 
 
 class EngineClient:
@@ -67,11 +72,20 @@ class EngineClient:
 
     Args:
         seed: what the random choices of requests without a seed derive from, with their number; None draws one.
+        caches: whether the engine keeps KV across requests.
     """
 
     def __init__(
-        self, loop: EngineLoop, tokenizer: Tokenizer, limits: Limits, namespace: Namespace, seed: int | None
+        self,
+        loop: EngineLoop,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        namespace: Namespace,
+        seed: int | None,
+        *,
+        caches: bool = True,
     ) -> None:
+        self.caches = caches
         self.tokenizer = tokenizer
         self.conversations = Conversations(tokenizer)
         self.limits = limits
@@ -101,9 +115,24 @@ class EngineClient:
         def one(messages: Messages, own: SamplingParams | None) -> Prepared:
             wanted = chat.constrain(SamplingParams.build(own, **sampling))
             rendered = self.conversations.render(messages, chat, wanted)
-            return self._check(rendered.token_ids, wanted, rendered)
+            prepared = self._check(rendered.token_ids, wanted, rendered)
+            return prepared._replace(keep=kept(rendered)) if rendered.points else prepared
 
         return self._prepare_each(chats, params, one)
+
+    def prepare_beginning(self, prompt: Any, params: SamplingParams | None, options: dict[str, Any]) -> Prepared:
+        """A request that computes the beginning of prompts and generates nothing that anybody reads."""
+        rendered = None
+        if is_conversation(prompt):
+            chat, sampling = ChatOptions.split(options)
+            wanted = chat.constrain(SamplingParams.build(params, **sampling))
+            rendered = beginning(self.conversations, prompt, chat, wanted)
+            ids = rendered.token_ids
+        else:
+            wanted, ids = SamplingParams.build(params, **options), self._token_ids(prompt)
+        same = {name: getattr(wanted, name) for name in ("priority", "cache_priority", "cache_salt")}
+        shortest = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, **same)
+        return self._check(ids, shortest)._replace(beginning=rendered)
 
     def _prepare_each(self, prompts: Sequence[Any], params: Any, one: Callable[[Any, Any], Prepared]) -> list[Prepared]:
         if isinstance(params, (list, tuple)) and len(params) != len(prompts):
@@ -164,10 +193,14 @@ class EngineClient:
 
     def explain(self, prepared: Prepared) -> CacheExplanation:
         """How much of a prompt is cached, and why no more."""
-        ids, namespace = prepared.prompt_token_ids, self._namespace_key(prepared.params.cache_salt or "")
+        ids, namespace = prepared.prompt_token_ids, self.namespace_of(prepared)
         core = self._loop.core
         evidence, speed = self._loop.call(lambda: (core.scheduler.cache.explain(namespace, ids), core.prefill_speed))
         return explain(ids, prepared.chat, evidence, self.tokenizer, speed)
+
+    def namespace_of(self, prepared: Prepared) -> bytes:
+        """Which part of the cache a request sees."""
+        return self._namespace_key(prepared.params.cache_salt or "")
 
     # -- submit ------------------------------------------------------------------------------------------------
 
@@ -176,7 +209,13 @@ class EngineClient:
         requests = [self._request(prepared) for prepared in batch]
         states = [
             RequestState(
-                request, self.tokenizer, put, stream=stream, constraint=prepared.constraint, chat=prepared.chat
+                request,
+                self.tokenizer,
+                put,
+                stream=stream,
+                constraint=prepared.constraint,
+                chat=prepared.chat,
+                keep=prepared.keep,
             )
             for request, prepared in zip(requests, batch, strict=True)
         ]
@@ -212,11 +251,11 @@ class EngineClient:
             number=number,
             prompt_token_ids=prepared.prompt_token_ids,
             params=params,
-            namespace=self._namespace_key(params.cache_salt or ""),
+            namespace=self.namespace_of(prepared),
             arrival_s=time.monotonic(),
             max_tokens=prepared.max_tokens,
             seed=random.Random(f"{self._seed}/{number}").getrandbits(63) if params.seed is None else params.seed,
-            source=prepared.chat,
+            source=prepared.chat or prepared.beginning,
         )
 
     def cancel(self, requests: list[Request]) -> None:
@@ -282,6 +321,18 @@ class EngineClient:
         finally:
             if not done:
                 self.cancel(requests)
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether it is messages rather than a text or token ids."""
+    return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], dict)
+
+
+def single(outputs: list[RequestOutput]) -> RequestOutput:
+    """The one output; raises the error with which it ended."""
+    if outputs[0].error is not None:
+        raise outputs[0].error
+    return outputs[0]
 
 
 def _collect(chunk: OutputChunk, outputs: dict[str, RequestOutput]) -> None:

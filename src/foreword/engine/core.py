@@ -9,6 +9,7 @@ from foreword.core.errors import RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.report import Explanations
 from foreword.engine.request_state import Completion, RequestState
+from foreword.kv.pins import Pinned, PinsFullError
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.scheduler import Scheduler, StepPlan
 from foreword.scheduling.sequence import Sequence
@@ -27,6 +28,7 @@ class EngineCore:
         self.runner = runner
         self._requests: dict[str, RequestState] = {}
         self._tokens_generated = 0
+        self._pins_full = False  # which has been said
         self.explanations = Explanations()
         self.prefill_speed: float | None = None  # tokens per second, of the last large steps
 
@@ -89,7 +91,35 @@ class EngineCore:
         for sample in samples:
             self._accept(sample)
 
+    def pin(self, namespace: bytes, token_ids: list[int], ttl_s: float | None, *, renewed: bool = False) -> Pinned:
+        """Pin what is cached of ``token_ids``; see ``KVCacheManager.pin``.
+
+        Raises:
+            ValueError: the cap does not allow it; the message says in bytes how much it lacks.
+        """
+        cache, pool = self.scheduler.cache, self.runner.pool
+        try:
+            return cache.pin(namespace, token_ids, now_s=time.monotonic(), ttl_s=ttl_s, renewed=renewed)
+        except PinsFullError as error:
+            block = pool.geometry.bytes_per_token * pool.block_size
+            most, pinned, needed = (f"{count * block:,} bytes" for count in (error.most, error.pinned, error.needed))
+            raise ValueError(
+                f"max_pinned_memory allows {most} of pinned KV, {pinned} are pinned, and this prefix needs {needed} "
+                "more: unpin another prefix, or raise max_pinned_memory"
+            ) from error
+
+    def unpin(self, namespace: bytes, token_ids: list[int]) -> bool:
+        """Take one pin of exactly ``token_ids`` back; False if there is none."""
+        self.scheduler.cache.expire_pins(time.monotonic())
+        return self.scheduler.cache.unpin(namespace, token_ids)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
+        self.scheduler.cache.expire_pins(time.monotonic())
+        return self.scheduler.cache.reset()
+
     def stats(self) -> EngineStats:
+        self.scheduler.cache.expire_pins(time.monotonic())
         scheduler, allocator = self.scheduler, self.scheduler.cache.allocator
         return EngineStats(
             running=len(scheduler.running),
@@ -98,6 +128,7 @@ class EngineCore:
             blocks_free=allocator.num_free,
             blocks_held=allocator.num_held,
             blocks_cached=allocator.num_cached,
+            blocks_pinned=scheduler.cache.pins.num_blocks,
             prompt_tokens=scheduler.stats.prompt_tokens,
             tokens_reused=scheduler.stats.tokens_reused,
             tokens_restored=scheduler.cache.restored_tokens,
@@ -146,6 +177,7 @@ class EngineCore:
             return
         if state.first_token_s is None:
             state.first_token_s = time.monotonic()
+            self._keep(state)
         self._tokens_generated += 1
         sequence.token_ids.append(sample.token_id)
         try:
@@ -163,6 +195,16 @@ class EngineCore:
                     state.request.request_id, state.request.max_tokens,
                 )  # fmt: skip
         self._deliver(state, completion, text, sample)
+
+    def _keep(self, state: RequestState) -> None:
+        """Pin what the request's cache points ask for: its prompt is computed, and its whole blocks are cached."""
+        for num_tokens, ttl_s in state.keep:
+            try:
+                self.pin(state.request.namespace, state.request.prompt_token_ids[:num_tokens], ttl_s, renewed=True)
+            except ValueError as error:  # no reason to fail a request
+                if not self._pins_full:
+                    logger.warning("a cache point was not pinned, and others may not be: %s", error)
+                self._pins_full = True
 
     def _deliver(self, state: RequestState, completion: Completion, text: str, sample: Sample | None = None) -> None:
         """Pass output on. A consumer that raises has lost its request, nobody else's."""

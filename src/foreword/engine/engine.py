@@ -9,25 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from foreword.core.config import EngineConfig
-from foreword.core.explanation import CacheExplanation
 from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
-from foreword.core.report import CacheReport
 from foreword.core.sampling import SamplingParams
 from foreword.engine import registry
 from foreword.engine.build import build
-from foreword.engine.client import EngineClient, Messages, Prepared, Prompt
+from foreword.engine.client import EngineClient, Messages, Prepared, Prompt, single
 from foreword.engine.loop import EngineLoop
-from foreword.engine.report import report
+from foreword.engine.steering import Steering, Tools
 from foreword.kv.eviction import EvictionPolicy
 from foreword.scheduling.policy import SchedulingPolicy
 from foreword.text.conversation import ChatOptions
 
-Tools = list[dict[str, Any]] | None
 Batch = list[str] | list[list[int]]
 Params = SamplingParams | list[SamplingParams] | None
 
 
-class Engine:
+class Engine(Steering):
     """A language model in this process, with a paged KV cache that computes every shared beginning once.
 
     All methods may be called from any number of threads and event loops at the same time.
@@ -138,7 +135,9 @@ class Engine:
         self.vocab_size = parts.limits.vocab_size
         self.backend = parts.backend
         self._loop = EngineLoop(parts.core)
-        self._client = EngineClient(self._loop, parts.tokenizer, parts.limits, parts.namespace, seed)
+        self._client = EngineClient(
+            self._loop, parts.tokenizer, parts.limits, parts.namespace, seed, caches=enable_prefix_caching
+        )
         self._closer = weakref.finalize(self, self._loop.close)  # also at interpreter exit
 
     @classmethod
@@ -169,7 +168,7 @@ class Engine:
         """
         requests = self._prepare(_as_batch(prompt), params, sampling)
         outputs = self._client.run(requests)
-        return outputs if _is_batch(prompt) else _single(outputs)
+        return outputs if _is_batch(prompt) else single(outputs)
 
     @overload
     def chat(
@@ -197,7 +196,7 @@ class Engine:
                 ``template_options``: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
         """
         outputs = self._client.run(self._prepare_chats(messages, params, tools, options))
-        return outputs if _is_batch(messages) else _single(outputs)
+        return outputs if _is_batch(messages) else single(outputs)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
@@ -226,7 +225,7 @@ class Engine:
     async def agenerate(self, prompt: Any, params: Any = None, **sampling: Any) -> Any:
         """:meth:`generate` for asyncio. Cancelling the task cancels the requests."""
         outputs = await self._client.arun(lambda: self._prepare(_as_batch(prompt), params, sampling))
-        return outputs if _is_batch(prompt) else _single(outputs)
+        return outputs if _is_batch(prompt) else single(outputs)
 
     @overload
     async def achat(
@@ -239,7 +238,7 @@ class Engine:
     async def achat(self, messages: Any, params: Any = None, *, tools: Tools = None, **options: Any) -> Any:
         """:meth:`chat` for asyncio. Cancelling the task cancels the requests."""
         outputs = await self._client.arun(lambda: self._prepare_chats(messages, params, tools, options))
-        return outputs if _is_batch(messages) else _single(outputs)
+        return outputs if _is_batch(messages) else single(outputs)
 
     def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
@@ -279,22 +278,6 @@ class Engine:
         params = chat.constrain(SamplingParams.build(**sampling))
         return len(self._client.conversations.render(prompt, chat, params).token_ids)
 
-    def explain(self, prompt: Prompt | Messages, tools: Tools = None, **options: Any) -> CacheExplanation:
-        """How much of a prompt or conversation is cached, and where and why the match ends. Runs no model.
-
-        It finds what keeps a prompt from being reused: a date or a name near the head, a tool list that changes.
-        ``options`` are those of :meth:`chat`. Every output has the same of its own prompt, as ``output.prefix``.
-        """
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-            [prepared] = self._prepare_chats(prompt, None, tools, options)
-        else:
-            [prepared] = self._prepare([prompt], None, options)  # type: ignore[list-item]
-        return self._client.explain(prepared)
-
-    def cache_report(self) -> CacheReport:
-        """Where the tokens of the latest requests went: what was reused, and where the others parted from it."""
-        return report(self._loop.call(lambda: self._loop.core.explanations.snapshot()))
-
     # -- state -------------------------------------------------------------------------------------------------
 
     @property
@@ -319,10 +302,6 @@ class Engine:
     def save(self) -> None:
         """Wait until what was computed is in ``cache_dir``; :meth:`close` does it too."""
         self._loop.call(lambda: self._loop.core.scheduler.cache.flush())
-
-    def reset_prefix_cache(self) -> int:
-        """Forget all cached KV that no running request uses. Returns the number of blocks freed."""
-        return self._loop.call(lambda: self._loop.core.scheduler.cache.reset())
 
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every KV block is accounted for."""
@@ -362,9 +341,3 @@ def _is_batch(prompt: Any) -> bool:
 
 def _as_batch(prompt: Any) -> list[Prompt]:
     return list(prompt) if _is_batch(prompt) else [prompt]
-
-
-def _single(outputs: list[RequestOutput]) -> RequestOutput:
-    if outputs[0].error is not None:
-        raise outputs[0].error
-    return outputs[0]

@@ -14,6 +14,7 @@ from foreword.core.explanation import CacheExplanation, PromptPiece, Reason
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import LoggedPrompt, Neighbour
 from foreword.kv.tree import common_prefix_length
+from foreword.text.beginnings import token_ends
 from foreword.text.causes import compare
 from foreword.text.conversation import Rendered
 from foreword.text.pieces import PromptText, locate, plain
@@ -53,6 +54,16 @@ class LazyExplanation:
         token_ids, source, evidence, tokenizer, speed = self._known
         return explain(token_ids, source, evidence, tokenizer, speed)
 
+    @property
+    def brief(self) -> CacheExplanation:
+        """Reason and position alone."""
+        evidence = self._known[2]
+        matched, total = evidence.stop.num_tokens, self.num_tokens
+        if matched == total:
+            return CacheExplanation(total, total, "complete")
+        reason, nearest = _reason(total, evidence)
+        return CacheExplanation(total, matched, reason, matched, nearest=nearest.prompt.request_id if nearest else None)
+
     def pieces(self) -> Iterator[tuple[PromptPiece, str, int]]:
         """The prompt's pieces, their texts, and the token index at which each ends."""
         token_ids, source, _, tokenizer, _ = self._known
@@ -64,13 +75,14 @@ class LazyExplanation:
             yield piece, prompt.text[begin:end], position
 
     def __reduce__(self) -> Any:
-        return _Known, (self.value,)
+        return _Known, (self.value, self.brief)
 
 
 class _Known(NamedTuple):
     """A :class:`LazyExplanation` that has been to another process."""
 
     value: CacheExplanation
+    brief: CacheExplanation
 
 
 def explain(
@@ -81,7 +93,7 @@ def explain(
     if matched == total:
         return CacheExplanation(total, total, "complete")
     actual = prompt_text(token_ids, source, tokenizer)
-    offset = _offset(actual.text, token_ids[:matched], tokenizer)
+    offset = _offset(actual.text, token_ids, matched, tokenizer)
     reason, nearest = _reason(total, evidence)
     found = CacheExplanation(
         prompt_tokens=total,
@@ -111,9 +123,9 @@ def explain(
 def _reason(total: int, evidence: Evidence) -> tuple[Reason, Neighbour | None]:
     """Why the match ended, and the logged prompt that shows it."""
     matched = evidence.stop.num_tokens
-    gone = max(evidence.near, key=lambda each: min(each.num_common, each.prompt.num_computed), default=None)
-    if gone is not None and min(gone.num_common, gone.prompt.num_computed) > matched:
-        return "evicted", gone._replace(num_common=min(gone.num_common, gone.prompt.num_computed))
+    gone = max(evidence.near, key=lambda each: min(each.num_common, each.num_computed), default=None)
+    if gone is not None and min(gone.num_common, gone.num_computed) > matched:
+        return "evicted", gone._replace(num_common=min(gone.num_common, gone.num_computed))
     other = evidence.elsewhere
     if other is not None and (other.num_common > matched + _CLOSE or other.num_common == total):
         return "other_namespace", other
@@ -133,15 +145,14 @@ def _diverged(
     """The explanation with what the nearest prompt has instead, and why."""
     matched = evidence.stop.num_tokens
     candidates = [each for each in evidence.near if matched >= each.num_common >= matched - _CLOSE]
-    best, nearest, expected_ids = None, None, token_ids[:matched] + evidence.stop.instead
-    expected = plain(tokenizer.decode(expected_ids, skip_special_tokens=False))
-    for each in candidates:
-        text = _logged_text(each.prompt, tokenizer)
-        score = (_likeness(text.text, actual.text), each.num_common)
-        if best is None or score > best:
-            best, nearest, expected, expected_ids = score, each, text, each.prompt.token_ids
+    nearest = _most_alike(candidates, actual.text[actual.text.rfind("\n", 0, offset) + 1 :], tokenizer)
+    if nearest is None:
+        expected_ids = token_ids[:matched] + evidence.stop.instead
+        expected = plain(tokenizer.decode(expected_ids, skip_special_tokens=False))
+    else:
+        expected_ids, expected = nearest.prompt.token_ids, _logged_text(nearest.prompt, tokenizer)
     at = min(nearest.num_common, matched) if nearest else matched
-    begin = offset if at == matched else _offset(actual.text, token_ids[:at], tokenizer)
+    begin = offset if at == matched else _offset(actual.text, token_ids, at, tokenizer)
     same = begin + common_prefix_length(expected.text, begin, actual.text, begin, len(actual.text))
     retokenized = _is_retokenized(expected_ids, token_ids, at, same - begin, tokenizer)
     difference = compare(expected, actual, begin if retokenized else same, retokenized=retokenized)
@@ -175,6 +186,23 @@ def prompt_text(token_ids: list[int], source: object, tokenizer: Tokenizer) -> P
     return plain(tokenizer.decode(token_ids, skip_special_tokens=False))
 
 
+def _most_alike(candidates: list[Neighbour], tail: str, tokenizer: Tokenizer) -> Neighbour | None:
+    """The candidate whose text has most in common with the ``tail`` of the prompt; of several the longest match."""
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    lines = set(tail.splitlines())
+
+    def likeness(each: Neighbour) -> tuple[int, int]:
+        """Characters in lines that both have. Only texts are compared: to find the pieces of each takes too long."""
+        ids, source, text = each.prompt.token_ids, each.prompt.source, ""
+        if isinstance(source, Rendered):
+            ids, text = ids[each.prompt.num_prompt :], source.text
+        text += tokenizer.decode(ids, skip_special_tokens=False)
+        return sum(map(len, lines & set(text.splitlines()))), each.num_common
+
+    return max(candidates, key=likeness)
+
+
 def _logged_text(prompt: LoggedPrompt, tokenizer: Tokenizer) -> PromptText:
     """A logged prompt, with what was generated behind it."""
     ids = prompt.token_ids
@@ -182,22 +210,15 @@ def _logged_text(prompt: LoggedPrompt, tokenizer: Tokenizer) -> PromptText:
     return text.with_answer(tokenizer.decode(ids[prompt.num_prompt :], skip_special_tokens=False))
 
 
-def token_ends(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Where each token ends in the text, in characters; one that ends inside a character ends before it."""
-    ends, total = [], 0
-    for token in token_ids:
-        spelled = tokenizer.token_bytes(token, skip_special_tokens=False)
-        total += sum(byte & 0xC0 != 0x80 for byte in spelled)  # the first bytes of characters
-        ends.append(total)
-    return ends
+def _offset(text: str, token_ids: list[int], count: int, tokenizer: Tokenizer) -> int:
+    """Where in ``text`` the first ``count`` tokens end; the last of them may end inside a character.
 
-
-def _offset(text: str, before: list[int], tokenizer: Tokenizer) -> int:
-    """Where in ``text`` the tokens ``before`` end; the last of them may end inside a character."""
-    spelled = tokenizer.decode(before, skip_special_tokens=False)
+    Told from what is behind them if that is less, and spells how the text ends.
+    """
+    if count > len(token_ids) // 2:
+        behind = b"".join(tokenizer.token_bytes(token, skip_special_tokens=False) for token in token_ids[count:])
+        rest = behind.decode(errors="replace")
+        if text.endswith(rest):
+            return len(text) - len(rest)
+    spelled = tokenizer.decode(token_ids[:count], skip_special_tokens=False)
     return common_prefix_length(spelled, 0, text, 0, len(text))
-
-
-def _likeness(a: str, b: str) -> int:
-    """Characters in lines that both have."""
-    return sum(map(len, set(a.splitlines()) & set(b.splitlines())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from foreword.core.constraint import Constraint
 from foreword.core.errors import RequestFailedError
@@ -19,6 +19,7 @@ from foreword.core.outputs import (
 from foreword.core.request import Request
 from foreword.engine.explain import LazyExplanation
 from foreword.scheduling.sequence import Sequence
+from foreword.text.beginnings import Keep
 from foreword.text.conversation import Rendered
 from foreword.text.detokenizer import IncrementalDetokenizer
 from foreword.text.stop import StopStrings
@@ -127,6 +128,7 @@ class RequestState:
         sink: called on the engine thread with each chunk, or, unless ``stream``, with the last one only.
         constraint: what each completion begins with; None leaves them open.
         chat: the conversation it answers; None for a plain prompt.
+        keep: the parts of the prompt to be pinned when it is computed.
     """
 
     def __init__(
@@ -138,8 +140,10 @@ class RequestState:
         stream: bool,
         constraint: Constraint | None = None,
         chat: Rendered | None = None,
+        keep: Iterable[Keep] = (),
     ) -> None:
         self.request = request
+        self.keep = keep
         self.constraint = constraint
         self.prefill_speed: float | None = None  # tokens per second, as measured when it ended
         self.completions = [Completion(index, request, tokenizer, chat) for index in range(request.params.n)]
@@ -199,6 +203,7 @@ class RequestState:
             self._usage(),
             prompt_logprobs,
             self.explained(),
+            request.params.cache_salt,
         )
 
     def explained(self) -> LazyExplanation | None:

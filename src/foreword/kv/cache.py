@@ -74,7 +74,7 @@ class KVCacheManager:
         self.trace = trace
         self.restored_tokens = 0
         self.store = store if enable_prefix_caching else None
-        self.pins = PinLedger(block_size, num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
+        self.pins = PinLedger(num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
         self._queue: EvictionQueue[Node] = EvictionQueue()
@@ -234,15 +234,19 @@ class KVCacheManager:
         """Copies still to be carried out: until then the tokens are not there, and should the step fail, never."""
         return [copy for copy in self._copies if copy.target in held.blocks]
 
-    def pin(self, namespace: bytes, tokens: list[int], *, now_s: float, ttl_s: float | None = None) -> Pinned:
+    def pin(
+        self, namespace: bytes, tokens: list[int], *, now_s: float, ttl_s: float | None = None, renewed: bool = False
+    ) -> Pinned:
         """Never evict what is cached of ``tokens``, for ``ttl_s`` seconds from ``now_s`` or until it is unpinned.
 
         A prefix that ends inside a block pins that whole block. What is not cached cannot be pinned: the result says
         how many tokens are, 0 where none was. The same prefix may be pinned several times and then takes as many
-        unpins; the longest time asked for counts, and when it has passed all of them lapse.
+        unpins; the longest time asked for counts, and when it has passed all of them lapse. A ``renewed`` pin counts
+        once however often it is made, and ends with its time only.
 
         Raises:
-            ValueError: ``ttl_s`` is not positive, or ``max_pinned_blocks`` would be passed; nothing is changed then.
+            ValueError: ``ttl_s`` is not positive.
+            PinsFullError: ``max_pinned_blocks`` would be passed; nothing is changed then.
         """
         if ttl_s is not None and not ttl_s > 0:
             reject("ttl", ttl_s, "give a positive number of seconds, or None to pin until it is unpinned")
@@ -252,19 +256,20 @@ class KVCacheManager:
         if not blocks:
             return Pinned(0, 0)
         self.pins.check_room(blocks)
-        key, deadline_s = (namespace, tuple(tokens)), float("inf") if ttl_s is None else now_s + ttl_s
+        key, deadline_s = PinKey(namespace, tuple(tokens), renewed), float("inf") if ttl_s is None else now_s + ttl_s
         pin = Pin(match.num_tokens, blocks, *self._last_place(namespace, match, tokens), 1, deadline_s)
         self.allocator.share(blocks)  # a pin uses its blocks like a sequence that never ends
         earlier = self.pins.get(key)
         if earlier is not None:
             self._drop_pin(key)
-            pin = pin._replace(times=earlier.times + 1, deadline_s=max(deadline_s, earlier.deadline_s))
+            times = 1 if renewed else earlier.times + 1
+            pin = pin._replace(times=times, deadline_s=max(deadline_s, earlier.deadline_s))
         self.pins.add(key, pin)
         return Pinned(match.num_tokens, len(blocks))
 
     def unpin(self, namespace: bytes, tokens: list[int]) -> bool:
         """Take one pin of exactly ``tokens`` back. False if there is none (it was never made, or has lapsed)."""
-        key = (namespace, tuple(tokens))
+        key = PinKey(namespace, tuple(tokens))
         pin = self.pins.get(key)
         if pin is None:
             return False

@@ -8,8 +8,31 @@ from typing import NamedTuple
 
 from foreword.kv.tree import Node
 
-PinKey = tuple[bytes, tuple[int, ...]]
-"""A pin's namespace and tokens."""
+
+class PinKey(NamedTuple):
+    """What a pin is known by.
+
+    Attributes:
+        renewed: it was made by a cache point, whose every use prolongs it; such pins and others do not mix.
+    """
+
+    namespace: bytes
+    tokens: tuple[int, ...]
+    renewed: bool = False
+
+
+class PinsFullError(ValueError):
+    """A pin would pass the cap.
+
+    Attributes:
+        needed: blocks that it would add.
+        pinned: blocks under a pin already.
+        most: blocks that may be pinned.
+    """
+
+    def __init__(self, needed: int, pinned: int, most: int) -> None:
+        super().__init__(f"pins may hold {most} blocks, hold {pinned}, and would need {needed} more")
+        self.needed, self.pinned, self.most = needed, pinned, most
 
 
 class Pinned(NamedTuple):
@@ -41,9 +64,8 @@ class Pin(NamedTuple):
 class PinLedger:
     """Pins by what they pin; counts blocks, of which pins may share some. Holds no references itself."""
 
-    def __init__(self, block_size: int, max_blocks: int) -> None:
+    def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
-        self._block_size = block_size
         self._pins: dict[PinKey, Pin] = {}  # the one pinned longest ago first
         self._counts: dict[int, int] = {}  # pins on each block
         self._deadlines: list[tuple[float, int, PinKey]] = []
@@ -70,15 +92,10 @@ class PinLedger:
         return self._pins.get(key)
 
     def check_room(self, blocks: list[int]) -> None:
-        """Raises ``ValueError`` if pins on ``blocks`` would pass the cap."""
+        """Raises ``PinsFullError`` if pins on ``blocks`` would pass the cap."""
         fresh = sum(block not in self._counts for block in blocks)
         if fresh and self.num_blocks + fresh > self.max_blocks:
-            size = self._block_size
-            raise ValueError(
-                f"max_pinned_memory holds {self.max_blocks} blocks ({self.max_blocks * size} tokens), "
-                f"{self.num_blocks} are pinned and this prefix needs {fresh} more ({fresh * size} tokens): "
-                "unpin another prefix, or raise max_pinned_memory"
-            )
+            raise PinsFullError(fresh, self.num_blocks, self.max_blocks)
 
     def add(self, key: PinKey, pin: Pin) -> None:
         """Enter a pin that was not there."""

@@ -48,10 +48,16 @@ class LoggedPrompt:
 
 
 class Neighbour(NamedTuple):
-    """A logged prompt and how many leading tokens it shares with the one that was looked up."""
+    """A logged prompt as it was when another one was looked up.
+
+    Attributes:
+        num_common: leading tokens that both share.
+        num_computed: leading tokens of the logged one that were computed by then.
+    """
 
     prompt: LoggedPrompt
     num_common: int
+    num_computed: int
 
 
 class PromptLog:
@@ -93,13 +99,13 @@ class PromptLog:
         prompts, key = self._of_namespace.get(namespace, []), _key(token_ids)
         latest = [prompt for prompt in islice(reversed(self._by_age), 4 * _LATEST) if prompt.namespace == namespace]
         found = {id(prompt): prompt for prompt in _neighbours(prompts, key) + latest[:_LATEST]}
-        return [Neighbour(prompt, _common(prompt.key, key)) for prompt in found.values()]
+        return [Neighbour(prompt, _common(prompt.key, key), prompt.num_computed) for prompt in found.values()]
 
     def elsewhere(self, namespace: bytes, token_ids: Sequence[int]) -> Neighbour | None:
         """The prompt of another namespace that begins most alike."""
         key = _key(token_ids)
         found = [
-            Neighbour(prompt, min(_common(prompt.key, key), prompt.num_computed))
+            Neighbour(prompt, min(_common(prompt.key, key), prompt.num_computed), prompt.num_computed)
             for prompt in _neighbours(self._sorted, key)
             if prompt.namespace != namespace
         ]

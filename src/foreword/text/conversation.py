@@ -14,6 +14,7 @@ from foreword.core.sampling import SamplingParams
 from foreword.core.structured import StructuredParams
 from foreword.core.validation import reject
 from foreword.text.assistant import AssistantParser
+from foreword.text.cache_points import CachePoint, points_in_messages, split_tools
 from foreword.text.chat import ChatTemplate, Message, check_messages, render_chat
 from foreword.text.reasoning import END, START, Reasoning, recognise
 from foreword.text.tokenizer import Tokenizer
@@ -35,6 +36,9 @@ class ChatOptions:
         replay_turns: put the model's own answers back in the tokens in which it wrote them. Off, equal messages are
             equal tokens, whatever was generated before.
         template_options: further variables of the chat template, e.g. ``{"enable_thinking": False}``.
+
+    Attributes:
+        points: cache points that ``tools`` were given with.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -44,8 +48,13 @@ class ChatOptions:
     schema_in_prompt: bool = False
     replay_turns: bool = True
     template_options: Mapping[str, Any] | None = None
+    points: tuple[CachePoint, ...] = dataclasses.field(default=(), init=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.tools, (list, tuple)):
+            tools, points = split_tools(self.tools)
+            object.__setattr__(self, "tools", tools)
+            object.__setattr__(self, "points", points)
         for field in ("canonical_tools", "schema_in_prompt", "replay_turns"):
             if not isinstance(getattr(self, field), bool):
                 reject(field, getattr(self, field), "give True or False")
@@ -53,7 +62,7 @@ class ChatOptions:
     @classmethod
     def split(cls, options: dict[str, Any]) -> tuple[ChatOptions, dict[str, Any]]:
         """``options`` by name: those of the conversation, and the rest."""
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls) if field.init}
         own = {name: value for name, value in options.items() if name in names}
         return cls(**own), {name: value for name, value in options.items() if name not in names}
 
@@ -95,6 +104,7 @@ class Rendered:
         given: the messages as the caller gave them.
         tool_format: how calls are written; None if calls are not to be looked for.
         shown: special tokens that are markup of calls or thoughts and must reach the parser.
+        points: where the caller marked it to be kept.
     """
 
     conversations: Conversations
@@ -107,6 +117,7 @@ class Rendered:
     tool_format: ToolFormat | None
     shown: frozenset[int]
     given: tuple[Message, ...] = ()
+    points: tuple[CachePoint, ...] = ()
 
     def parser(self) -> AssistantParser:
         """A fresh parser for one answer."""
@@ -179,6 +190,7 @@ class Conversations:
         token_ids = self._replayed(checked, options, params, text) if options.replay_turns else None
         if token_ids is None:
             token_ids = self.tokenizer.encode(text, add_special_tokens=not self._has_template)
+        points = (*options.points, *points_in_messages(messages))
         return Rendered(
             self,
             checked,
@@ -190,6 +202,7 @@ class Conversations:
             tool_format,
             self._special(*markers),
             tuple(messages),
+            points,
         )
 
     def text_of(

@@ -16,9 +16,9 @@ from foreword.text.conversation import Rendered
 from foreword.text.passages import Span, part_spans, passages
 from foreword.text.tools.canonical import canonical_tools
 
-_FIRST_MARK = 0xF0000  # private characters, two for each message
+_FIRST_MARK = 0xF0000  # private characters
 _MARK = re.compile("[\U000f0000-\U000ffffd]")
-_MOST_MARKED = 30_000
+_MOST_MARKS = 60_000
 _ANCHOR = 32  # characters by which a place is found again in another rendering
 _Tool = Mapping[str, Any]
 _SPELLINGS: tuple[Callable[[_Tool], str], ...] = (
@@ -120,33 +120,47 @@ def locate(rendered: Rendered, given: Sequence[Message] | None = None) -> Prompt
 
 def _marked_contents(rendered: Rendered) -> dict[int, Span]:
     """Where the contents of messages stand, by their index; empty if marks change the text."""
-    if len(rendered.messages) > _MOST_MARKED or _MARK.search(rendered.text):
-        return {}
-    marked = []
+    places = []
     for index, message in enumerate(rendered.messages):
         content = message["content"]
-        core = content.strip()
-        if core:
-            first, last = chr(_FIRST_MARK + 2 * index), chr(_FIRST_MARK + 2 * index + 1)
+        if core := content.strip():
             start = content.index(core)
-            content = f"{content[:start]}{first}{core}{last}{content[start + len(core) :]}"
-        marked.append(message | {"content": content})
+            places += [(index, start), (index, start + len(core))]
+    found = marked(rendered, places)
+    return {
+        places[number][0]: (found[number], found[number + 1])
+        for number in range(0, len(places), 2)
+        if number in found and number + 1 in found
+    }
+
+
+def marked(rendered: Rendered, places: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Where places in the contents of messages stand in the text, by their number.
+
+    Args:
+        places: index of a message, and characters of its content before the place; in order.
+
+    Returns:
+        Without those that the template does not show; empty if marks change the text.
+    """
+    if not places or len(places) > _MOST_MARKS or _MARK.search(rendered.text):
+        return {}
+    messages = list(rendered.messages)
+    for number in reversed(range(len(places))):
+        index, offset = places[number]
+        content = messages[index]["content"]
+        content = f"{content[:offset]}{chr(_FIRST_MARK + number)}{content[offset:]}"
+        messages[index] = messages[index] | {"content": content}
     try:
-        text = rendered.conversations.text_of(marked, rendered.options, rendered.params)
+        text = rendered.conversations.text_of(messages, rendered.options, rendered.params)
     except ValueError:
         return {}
     if _MARK.sub("", text) != rendered.text:
         return {}
-    starts: dict[int, int] = {}
-    spans: dict[int, Span] = {}
+    found: dict[int, int] = {}
     for count, mark in enumerate(_MARK.finditer(text)):
-        index, is_end = divmod(ord(mark[0]) - _FIRST_MARK, 2)
-        place = mark.start() - count
-        if not is_end:
-            starts.setdefault(index, place)
-        elif index in starts:
-            spans.setdefault(index, (starts[index], place))
-    return spans
+        found.setdefault(ord(mark[0]) - _FIRST_MARK, mark.start() - count)
+    return found
 
 
 def _found_contents(rendered: Rendered) -> dict[int, Span]:

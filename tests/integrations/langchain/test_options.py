@@ -103,7 +103,8 @@ def test_usage_and_metadata(cold: Engine) -> None:
     assert first.usage_metadata["input_tokens"] == second.usage_metadata["input_tokens"] == prompt
     assert first.usage_metadata["input_token_details"] == {"cache_read": 0, "cache_creation": prompt}
     assert second.usage_metadata["input_token_details"] == {"cache_read": prompt - 1, "cache_creation": 1}
-    assert second.response_metadata["prefix_cache"] == {"prompt_tokens": prompt, "cached_tokens": prompt - 1}
+    found = second.response_metadata["prefix_cache"]
+    assert (found["prompt_tokens"], found["cached_tokens"], found["reason"]) == (prompt, prompt - 1, "complete")
     assert second.response_metadata["model_name"] == "smollm2-135m"
     assert second.response_metadata["finish_reason"] == "stop"
     timing = second.response_metadata["timing"]

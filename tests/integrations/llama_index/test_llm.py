@@ -65,7 +65,8 @@ def test_usage(cold: Engine) -> None:
     assert first["usage"]["cached_tokens"] == 0
     assert second["usage"]["cached_tokens"] == prompt - 1
     assert second["usage"]["total_tokens"] == prompt + second["usage"]["completion_tokens"]
-    assert second["prefix_cache"] == {"prompt_tokens": prompt, "cached_tokens": prompt - 1}
+    found = second["prefix_cache"]
+    assert (found["prompt_tokens"], found["cached_tokens"], found["reason"]) == (prompt, prompt - 1, "complete")
     assert (second["model"], second["finish_reason"]) == ("smollm2-135m", "stop")
     assert 0 < second["timing"]["time_to_first_token_s"] <= second["timing"]["total_time_s"]
 

@@ -108,13 +108,9 @@ def test_the_next_turn_finds_the_answer_computed(cold: Engine) -> None:
 
 
 def test_reasoning_goes_back_as_reasoning() -> None:
-    from llama_index.core.base.llms.types import CacheControl, CachePoint, TextBlock, ThinkingBlock
+    from llama_index.core.base.llms.types import TextBlock, ThinkingBlock
 
-    blocks = [
-        ThinkingBlock(content="Hm."),
-        TextBlock(text="Yes."),
-        CachePoint(cache_control=CacheControl(type="ephemeral")),
-    ]
+    blocks = [ThinkingBlock(content="Hm."), TextBlock(text="Yes.")]
     (turn,) = to_dicts([ChatMessage(role="assistant", blocks=blocks)])
     assert turn == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     (turn,) = to_dicts([ChatMessage(role="assistant", content="Yes.", additional_kwargs={"reasoning_content": "Hm."})])

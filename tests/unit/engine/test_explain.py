@@ -204,3 +204,23 @@ def test_wrong_input_is_refused_as_in_a_call(engine: Engine) -> None:
     for call in calls:
         with pytest.raises(ValueError):  # noqa: PT011 - their messages are tested where they are raised
             call()
+
+
+def test_metadata_compares_where_tokens_were_computed(engine: Engine) -> None:
+    """A question that differs is told from its place; a system prompt that does, in full."""
+    engine.chat(chat("12:05"), **GREEDY)
+    asked = engine.chat(chat("12:05", "Is it cold?"), **GREEDY)
+    found = asked.prefix_cache()
+    assert asked.prefix is not None
+    full = asked.prefix.to_dict()
+    assert {name for name in full if found[name] != full[name]} <= {
+        "piece", "expected_text", "actual_text", "before_text", "lost_tokens", "lost_seconds", "nearest",
+    }  # fmt: skip
+    assert (found["reason"], found["position"], found["piece"]) == ("diverged", asked.usage.cached_tokens, None)
+    text = "Nothing of this was ever said before, and so all of it is computed, whatever it may be about. " * 5
+    other = engine.chat([{"role": "user", "content": text}], **GREEDY)
+    assert other.prefix is not None
+    assert other.prefix_cache() == other.prefix.to_dict() | {"cached_tokens": other.usage.cached_tokens}
+    assert other.prefix_cache()["piece"] is not None
+    assert engine.chat(chat("12:05"), **GREEDY).prefix_cache()["reason"] == "complete"
+    assert pickle.loads(pickle.dumps(asked)).prefix_cache() == found

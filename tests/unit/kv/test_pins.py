@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foreword.kv.cache import KVCacheManager
-from foreword.kv.pins import Pinned
+from foreword.kv.pins import Pinned, PinsFullError
 
 NS = b"ns"
 SYSTEM = list(range(8))  # four blocks of two
@@ -103,7 +103,7 @@ def test_pins_are_counted() -> None:
     longer = [*SYSTEM, 20, 21, 22, 23]
     assert manager.pin(NS, longer[:10], now_s=0.0) == Pinned(8, 4)
     serve(manager, longer)
-    with pytest.raises(ValueError, match="unpin another prefix"):
+    with pytest.raises(ValueError, match="would need 1 more"):
         manager.pin(NS, longer[:10], now_s=0.0)
     manager.pins.max_blocks = 8
     assert manager.pin(NS, longer[:10], now_s=0.0) == Pinned(10, 5)
@@ -133,14 +133,29 @@ def test_the_cap_names_sizes() -> None:
     assert manager.pins.max_blocks == 4
     serve(manager, [50, 51, 52, 53])
     manager.pin(NS, SYSTEM[:6], now_s=0.0)
-    message = r"max_pinned_memory holds 4 blocks \(8 tokens\), 3 are pinned and this prefix needs 2 more \(4 tokens\)"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(PinsFullError) as refused:
         manager.pin(NS, [50, 51, 52, 53], now_s=0.0)
+    assert (refused.value.needed, refused.value.pinned, refused.value.most) == (2, 3, 4)
     manager.check_integrity()
     assert (manager.pins.num_blocks, len(manager.pins)) == (3, 1)
     assert manager.pin(NS, SYSTEM[:2], now_s=0.0) == Pinned(2, 1)  # needs no block more
-    with pytest.raises(ValueError, match="max_pinned_memory holds 0 blocks"):
+    with pytest.raises(PinsFullError, match="pins may hold 0 blocks"):
         pool(max_pinned_blocks=0).pin(NS, SYSTEM, now_s=0.0)
+
+
+def test_a_renewed_pin_counts_once() -> None:
+    """However often a cache point is used; and what was pinned besides neither ends with it nor keeps it."""
+    manager = pool()
+    manager.pin(NS, SYSTEM, now_s=0.0, ttl_s=5.0, renewed=True)
+    manager.pin(NS, SYSTEM, now_s=4.0, ttl_s=5.0, renewed=True)
+    manager.pin(NS, SYSTEM, now_s=4.0)
+    assert manager.unpin(NS, SYSTEM)
+    assert not manager.unpin(NS, SYSTEM)
+    manager.expire_pins(8.9)
+    assert (manager.pins.num_blocks, len(manager.pins)) == (4, 1)
+    manager.expire_pins(9.0)
+    assert manager.pins.num_blocks == 0
+    manager.check_integrity()
 
 
 def test_a_pin_lapses() -> None:

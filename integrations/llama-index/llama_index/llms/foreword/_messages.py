@@ -29,19 +29,22 @@ def to_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _to_dict(index: int, message: ChatMessage) -> dict[str, Any]:
-    texts, thoughts = [], []
+    texts, thoughts = list[str](), []
+    marks: dict[int, Any] = {}  # by the number of texts before them
     block: Any
     for block in message.blocks:
         if isinstance(block, TextBlock):
             texts.append(block.text)
+        elif isinstance(block, CachePoint):
+            marks[len(texts)] = block.cache_control.model_dump(exclude_none=True)
         elif is_thinking(block):
             thoughts.append(block.content or "")
-        elif not isinstance(block, CachePoint) and not is_tool_call(block):  # all is cached anyway
+        elif not is_tool_call(block):
             raise ValueError(
                 f"messages[{index}] ({message.role.value}) has a content block of type {block.block_type!r}: "
                 "this model reads text only"
             )
-    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role.value), "content": "\n".join(texts)}
+    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role.value), "content": _content(texts, marks)}
     if turn["role"] == "assistant":
         reasoning = "\n".join(thoughts) or message.additional_kwargs.get("reasoning_content")
         calls = list(tool_calls(message))
@@ -50,6 +53,17 @@ def _to_dict(index: int, message: ChatMessage) -> dict[str, Any]:
     elif turn["role"] == "tool":
         turn |= _origin(message)
     return turn
+
+
+def _content(texts: list[str], marks: Mapping[int, Any]) -> str | list[dict[str, Any]]:
+    """The texts as one; in parts where cache points stand between them, each mark on the part before it."""
+    if not marks:
+        return "\n".join(texts)
+    parts: list[dict[str, Any]] = [{"type": "text", "text": ""}] if 0 in marks else []
+    parts += [{"type": "text", "text": f"\n{text}" if number else text} for number, text in enumerate(texts)]
+    for number, mark in marks.items():
+        parts[number if 0 in marks else number - 1]["cache_control"] = mark
+    return parts
 
 
 def tool_calls(message: ChatMessage) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,7 @@ def raw(engine: Engine, turn: Turn, output: RequestOutput) -> dict[str, Any]:
         "finish_reason": "tool_calls" if called else completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "timing": usage.timing(),
-        "prefix_cache": {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens},
+        "prefix_cache": output.prefix_cache(),
     }
     if output.prompt_logprobs is not None:
         found["prompt_logprobs"] = output.prompt_logprobs

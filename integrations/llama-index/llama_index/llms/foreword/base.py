@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from llama_index.core.program.utils import FlexibleModel
     from llama_index.core.tools import BaseTool
 
+    from foreword import CacheExplanation
+
 dispatcher = get_dispatcher(__name__)
 
 
@@ -315,6 +317,28 @@ class Foreword(ForewordCalls):
         if self.is_chat_model:
             return _structured.with_instructions(self._get_messages(prompt, **prompt_args), schema), options
         return f"{self._get_prompt(prompt, **prompt_args)}\n\n{_structured.instructions(schema)}\n", options
+
+    # -- the cache ---------------------------------------------------------------------------------------------
+
+    def explain(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        tools: Sequence[BaseTool] | None = None,
+        *,
+        formatted: bool = False,
+        **kwargs: Any,
+    ) -> CacheExplanation:
+        """How much of the prompt of a call is cached, and where and why the match ends. Runs nothing.
+
+        Args:
+            prompt: messages as for :meth:`chat`, or a text as for :meth:`complete`.
+            tools: as :meth:`chat_with_tools` takes them.
+            formatted: as for :meth:`complete`.
+            **kwargs: options of the call.
+        """
+        asked = self._completion(prompt, formatted) if isinstance(prompt, str) else self._conversation(prompt)
+        call = self._call(asked, kwargs if tools is None else {**kwargs, "tools": tools})
+        return self._handle.get(self.model).explain(call.prompt, params=call.params, **call.chat)
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
