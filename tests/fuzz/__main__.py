@@ -37,11 +37,11 @@ def main() -> int:
 
 def _again(world: World, plan: Plan, seconds: float) -> int:
     try:
-        world.run(plan)
+        world.run_again(plan)
     except Failure as failure:
         _show(world, failure, seconds)
         return 1
-    print(f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.chosen}")
+    print(f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.directory} directory, {plan.chosen}")
     return 0
 
 

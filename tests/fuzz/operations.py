@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from foreword import EngineClosedError, RequestFailedError
 
 from .cases import INVALID
+from .chats import Turn, draw_turn
+from .disk import FAULTS
 from .faults import PARTS, InjectedError
 from .life import Life, Violation
 from .submission import Submission
@@ -54,9 +56,26 @@ class Act:
             entered.append(self.life.enter(f"{self.index}.{member}", case, salt, raises_at))
         return [one for one in entered if one is not None]
 
+    def enter_turn(self) -> list[Submission]:
+        """Draw a conversation, or the next turn of one, and enter it in the ledger."""
+        earlier = [one for one in self.life.submissions if one.output is not None and isinstance(one.case, Turn)]
+        salt, turn = self.rng.choice(SALTS), draw_turn(self.rng)
+        if earlier and self.rng.random() < 0.6:
+            last = self.rng.choice(earlier[-6:])
+            answer = last.output and self.rng.choice(last.output.outputs).message
+            if answer is not None and isinstance(last.case, Turn):
+                salt, turn = last.salt, draw_turn(self.rng, last.case, answer.as_dict())
+        self.say(f"{turn}, salt {salt}")
+        entered = self.life.enter(f"{self.index}.0", turn, salt)
+        return [] if entered is None else [entered]
+
     def submit(self, count: int, *, raises_at: int | None = None) -> list[Submission]:
         """Draw requests and hand them over together."""
-        entered, priority = self.enter(count, raises_at=raises_at), self.rng.choice(PRIORITIES)
+        return self.hand_over(self.enter(count, raises_at=raises_at))
+
+    def hand_over(self, entered: list[Submission]) -> list[Submission]:
+        """Hand over what was entered; what was handed over in the end."""
+        priority = self.rng.choice(PRIORITIES)
         try:
             handed_over = bool(entered) and self.life.submit(entered, priority)
         except EngineClosedError as error:
@@ -169,6 +188,36 @@ def astream(act: Act) -> None:
     act.world.in_task(act, _astream(act, act.enter(1), act.rng.choice((None, None, 0, 1, 2, 4))))
 
 
+@operation(6)
+def submit_chat(act: Act) -> None:
+    act.hand_over(act.enter_turn())
+
+
+@operation(3, free_only=True)
+def chat(act: Act) -> None:
+    _generate(act, act.enter_turn())
+
+
+@operation(2, free_only=True)
+def chat_in_a_thread(act: Act) -> None:
+    act.world.in_thread(act, _generate, act, act.enter_turn())
+
+
+@operation(2, free_only=True)
+def stream_chat(act: Act) -> None:
+    _stream(act, act.enter_turn(), act.rng.choice((None, None, 1, 3)))
+
+
+@operation(2, free_only=True)
+def achat(act: Act) -> None:
+    act.world.in_task(act, _agenerate(act, act.enter_turn(), act.rng.choice((None, None, 0.001))))
+
+
+@operation(2, free_only=True)
+def astream_chat(act: Act) -> None:
+    act.world.in_task(act, _astream(act, act.enter_turn(), act.rng.choice((None, None, 2))))
+
+
 @operation(1, free_only=True)
 def many_tasks(act: Act) -> None:
     count = act.rng.randint(2, 5)
@@ -187,7 +236,9 @@ def _generate(act: Act, submissions: list[Submission]) -> None:
     if not submissions:
         return
     try:
-        if len(submissions) == 1 and act.index % 2:
+        if isinstance(turn := submissions[0].case, Turn):
+            outputs = [act.life.engine.chat(turn.messages, params[0], **turn.options)]
+        elif len(submissions) == 1 and act.index % 2:
             outputs = [act.life.engine.generate(prompts[0], params[0])]
         else:
             outputs = act.life.engine.generate(prompts, params)
@@ -201,7 +252,10 @@ def _stream(act: Act, submissions: list[Submission], pieces: int | None) -> None
     for submission in submissions:
         prompts, params = _calls(act, submissions)
         try:
-            source = act.life.engine.stream(prompts[0], params[0])
+            if isinstance(turn := submission.case, Turn):
+                source = act.life.engine.stream_chat(turn.messages, params[0], **turn.options)
+            else:
+                source = act.life.engine.stream(prompts[0], params[0])
             submission.streams = True
             for count, chunk in enumerate(source) if pieces != 0 else ():
                 submission.take(chunk, len(act.life.submissions))
@@ -219,7 +273,10 @@ async def _agenerate(act: Act, submissions: list[Submission], wait_s: float | No
     prompts, params = _calls(act, submissions)
     if not submissions:
         return
-    task = asyncio.ensure_future(act.life.engine.agenerate(prompts, params))
+    if isinstance(turn := submissions[0].case, Turn):
+        task = asyncio.ensure_future(act.life.engine.achat([turn.messages], params, **turn.options))
+    else:
+        task = asyncio.ensure_future(act.life.engine.agenerate(prompts, params))
     try:
         if wait_s is not None:
             await asyncio.wait([task], timeout=wait_s)
@@ -240,7 +297,10 @@ async def _astream(act: Act, submissions: list[Submission], pieces: int | None) 
     for submission in submissions:
         prompts, params = _calls(act, submissions)
         try:
-            source = act.life.engine.astream(prompts[0], params[0])
+            if isinstance(turn := submission.case, Turn):
+                source = act.life.engine.astream_chat(turn.messages, params[0], **turn.options)
+            else:
+                source = act.life.engine.astream(prompts[0], params[0])
             submission.streams, count = True, 0
             while pieces is None or count < pieces:
                 chunk = await anext(source, None)
@@ -308,7 +368,62 @@ def inject(act: Act) -> None:
     act.life.faults.arm(part, after)
 
 
-@operation(0.6)
+# -- pins, explanations, the disk ------------------------------------------------------------------------------------
+
+
+@operation(6)
+def pin(act: Act) -> None:
+    submission, ttl_s = act.pick(), act.rng.choice((None, None, 5.0, 50.0))
+    if submission is not None:
+        tokens = submission.prompt[: act.rng.choice((None, None, 8, 17))]
+        act.say(f"{len(tokens)} of request {submission.label}: {act.life.pins.pin(submission.salt, tokens, ttl_s)}")
+
+
+@operation(4)
+def unpin(act: Act) -> None:
+    act.say(act.life.pins.unpin(act.rng.randrange(4), unknown=act.rng.random() < 0.2))
+
+
+@operation(2)
+def lapse(act: Act) -> None:
+    seconds = act.rng.choice((1.0, 10.0, 100.0))
+    act.say(f"after {seconds} s")
+    act.life.pins.lapse(seconds)
+
+
+@operation(2)
+def cache_report(act: Act) -> None:
+    act.life.check_cache_report()
+
+
+@operation(2)
+def flush(act: Act) -> None:
+    act.life.flush()
+
+
+@operation(2.5)
+def disk_fault(act: Act) -> None:
+    fault, after = act.rng.choice(list(FAULTS)), act.rng.choice((0, 0, 1, 3, 10))
+    if act.life.kept is not None and act.life.kept.faulty:
+        act.say(f"{fault}, after {after} calls")
+        act.life.kept.damaged = True
+        act.world.disk.arm(fault, after)
+
+
+@operation(1.5)
+def damage(act: Act) -> None:
+    if act.life.kept is not None and act.life.kept.faulty:
+        act.say(act.life.kept.damage(act.rng))
+
+
+@operation(1)
+def neighbour(act: Act) -> None:
+    """A second engine on the same directory, beside the first."""
+    if act.life.kept is not None:
+        act.world.ask_neighbour(act)
+
+
+@operation(0.9)
 def rebuild(act: Act) -> None:
     act.world.rebuild(act.rng, act.life)
     act.say(f"closed; now {act.world.life.chosen}")
