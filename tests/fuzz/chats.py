@@ -17,7 +17,7 @@ _TEMPLATE = (
     "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<model>' }}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
-    "</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
+    "</tool_call>{% endfor %}{{ eos_token if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
 )
 _MERGES = (("a", "b"), ("b", "a"), ("a", "a"))
 _SYSTEMS = ("", "abab", "be brief, a", "be brief, b", "answer in one word of few letters")

@@ -216,9 +216,13 @@ class Life:
 
     def flush(self) -> None:
         """Wait for the disk."""
-        store: Any = self.engine._loop.core.scheduler.cache._store
-        if store is not None:
-            self.engine._loop.call(store.flush)
+
+        def flush() -> None:
+            store: Any = self.engine._loop.core.scheduler.cache._store
+            if store is not None:
+                store.flush()
+
+        self.engine._loop.call(flush)
 
     def _keep_at_once(self) -> None:
         """The disk is never behind, so that it holds the same the next time."""
