@@ -41,7 +41,10 @@ def _again(world: World, plan: Plan, seconds: float) -> int:
     except Failure as failure:
         _show(world, failure, seconds)
         return 1
-    print(f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.directory} directory, {plan.chosen}")
+    print(
+        f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.directory} directory, "
+        f"{plan.chosen}"
+    )
     return 0
 
 

@@ -17,12 +17,13 @@ _TEMPLATE = (
     "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<model>' }}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
-    "</tool_call>{% endfor %}{{ eos_token if m.role == 'assistant' }}{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
+    "</tool_call>{% endfor %}{{ eos_token if m.role == 'assistant' }}{% endfor %}"
+    "{% if add_generation_prompt %}<model>{% endif %}"
 )
 _MERGES = (("a", "b"), ("b", "a"), ("a", "a"))
 _SYSTEMS = ("", "abab", "be brief, a", "be brief, b", "answer in one word of few letters")
 _QUESTIONS = ("a", "b?", "aabb", "and then?", "bab")
-_LETTERS = {token: 9.0 for token in (*range(1, 1 + len(_MERGES)), ord("a"), ord("b"))} | {TINY_EOS: 7.0}
+_LETTERS = dict.fromkeys((*range(1, 1 + len(_MERGES)), ord("a"), ord("b")), 9.0) | {TINY_EOS: 7.0}
 
 
 def save_chat_model(source: Path, directory: Path) -> Path:
@@ -90,11 +91,11 @@ def draw_turn(rng: random.Random, earlier: Turn | None = None, answer: dict[str,
     seed, replay, n = rng.randrange(3), rng.random() < 0.8, rng.choice((1, 1, 1, 1, 2))
     if earlier is not None and answer is not None:
         messages = [*(dict(message) for message in earlier.messages), answer, question]
-        return Turn(messages, earlier.options | {"replay_turns": replay}, seed, rng.choice((2, 4, 6)), n)
+        return Turn(messages, earlier.options | {"replay_turns": replay}, seed, rng.choice((1, 2, 4)), n)
     system = rng.choice(_SYSTEMS)
     messages = [{"role": "system", "content": system}, question] if system else [question]
     options: dict[str, Any] = {"replay_turns": replay}
-    tools = rng.choice((0, 0, 1, 2))
+    tools = rng.choice((0, 0, 0, 1, 2))
     if tools:
         choice = rng.choice(("auto", "auto", "none", "any"))
         options |= {"tools": rng.sample(_TOOLS, tools), "tool_choice": choice}

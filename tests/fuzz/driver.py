@@ -32,7 +32,7 @@ from .reference import Reference
 
 _MEMORY = FilePath("/dev/shm")
 
-EPOCH = 160
+EPOCH = 200
 """Operations of an epoch on the quickest path."""
 
 MODES = ("stepped", "stepped", "stepped", "free", "threads")
@@ -80,11 +80,11 @@ def make_plan(seed: int, epoch: int, *, most: int = EPOCH) -> Plan:
     """The plan of an epoch, of at most ``most`` operations."""
     rng = random.Random(f"{seed}/{epoch}")
     mode, path = rng.choice(MODES), rng.choice(paths())
-    table = {name: row for name, row in OPERATIONS.items() if mode != "stepped" or not row.free_only}
+    directory = rng.choice(DIRECTORIES)
+    table = {name: row for name, row in OPERATIONS.items() if row.can_happen(mode, directory)}
     names = rng.choices(list(table), [row.weight for row in table.values()], k=EPOCH // path.cost)
     operations = [Planned(index, name, f"{seed}/{epoch}/{index}") for index, name in enumerate(names[:most])]
-    directory, chosen = rng.choice(DIRECTORIES), draw_options(rng, path)
-    return Plan(seed, epoch, mode, path, directory, chosen, tuple(operations))
+    return Plan(seed, epoch, mode, path, directory, draw_options(rng, path), tuple(operations))
 
 
 class Failure(Exception):
@@ -98,8 +98,10 @@ class Failure(Exception):
         self.plan = plan
         self.reason = reason
         super().__init__(
-            f"seed {plan.seed}, epoch {plan.epoch} ({plan.mode}; {plan.path}; {plan.directory} directory; {plan.chosen}):\n{reason}\n"
-            f"operations:\n" + "\n".join(lines) + f"\nagain: python -m tests.fuzz --seed {plan.seed} "
+            f"seed {plan.seed}, epoch {plan.epoch} ({plan.mode}; {plan.path}; {plan.directory} directory; "
+            f"{plan.chosen}):\n{reason}\noperations:\n"
+            + "\n".join(lines)
+            + f"\nagain: python -m tests.fuzz --seed {plan.seed} "
             f"--epoch {plan.epoch}"
         )
 
@@ -120,7 +122,9 @@ class World:
         self.life: Life
         self.lives = 0
         self.totals: Counter[str] = Counter()
-        self._root = FilePath(tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None))
+        self._root = FilePath(
+            tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None)
+        )
         self._model = str(save_chat_model(model, self._root / "model"))
         self.reference = Reference(self._model)
         self.disk: FaultyOs
@@ -172,7 +176,7 @@ class World:
                     self._model, self._plan.path, chosen, self.reference, stepped=False, kept=act.life.kept
                 )
                 self.spoil(self._neighbour.engine)
-            act.life.kept.damaged = True  # type: ignore[union-attr]  # it may evict what the other has just found
+            act.life.directory.damaged = True  # it may evict what the other has just found
             asked = Act(self, self._neighbour, act.index, act.rng, act.said)
             asked.hand_over(asked.enter(act.rng.randint(1, 3)))
             self._neighbour.wait()

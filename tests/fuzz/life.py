@@ -239,6 +239,12 @@ class Life:
             wrap(store, "save", around)
 
     @property
+    def directory(self) -> Kept:
+        """Of an engine that has one."""
+        assert self.kept is not None
+        return self.kept
+
+    @property
     def may_lose_files(self) -> bool:
         """Whether files may go between two looks at the disk, or appear."""
         return self.kept is not None and (self.kept.damaged or not self.stepped)
@@ -300,7 +306,6 @@ class Life:
         for _ in range(PROBES if self.chosen["enable_prefix_caching"] else 0):
             self._probe(rng)
         self.check_idle()
-        self.check_cache_report()
 
     def wait(self) -> None:
         """Until every request has ended."""

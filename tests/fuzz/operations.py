@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from foreword import EngineClosedError, RequestFailedError
 
@@ -102,21 +102,29 @@ Run = Callable[[Act], None]
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of the table."""
+    """A row of the table; ``disk`` says whether it needs a directory, or one on a faulty disk."""
 
     run: Run
     weight: float
     free_only: bool
+    disk: Literal["", "any", "faulty"]
+
+    def can_happen(self, mode: str, directory: str) -> bool:
+        """Whether it is for such epochs."""
+        disk = not self.disk or (directory != "no" and (self.disk == "any" or "faulty" in directory))
+        return disk and (mode != "stepped" or not self.free_only)
 
 
 OPERATIONS: dict[str, Operation] = {}
 
 
-def operation(weight: float, *, free_only: bool = False) -> Callable[[Run], Run]:
+def operation(
+    weight: float, *, free_only: bool = False, disk: Literal["", "any", "faulty"] = ""
+) -> Callable[[Run], Run]:
     """Enter a function in the table, under its name."""
 
     def enter(run: Run) -> Run:
-        OPERATIONS[run.__name__] = Operation(run, weight, free_only)
+        OPERATIONS[run.__name__] = Operation(run, weight, free_only, disk)
         return run
 
     return enter
@@ -125,17 +133,17 @@ def operation(weight: float, *, free_only: bool = False) -> Callable[[Run], Run]
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-@operation(20)
+@operation(14)
 def submit(act: Act) -> None:
     act.submit(1)
 
 
-@operation(5)
+@operation(3)
 def submit_batch(act: Act) -> None:
     act.submit(act.rng.randint(2, 4))
 
 
-@operation(3)
+@operation(2)
 def submit_with_a_broken_consumer(act: Act) -> None:
     act.submit(1, raises_at=act.rng.choice((0, 0, 1, 2, 4)))
 
@@ -150,7 +158,7 @@ def cancel(act: Act) -> None:
         act.life.cancel(submission, quietly=quietly)
 
 
-@operation(3)
+@operation(2)
 def cancel_before_start(act: Act) -> None:
     for submission in act.submit(act.rng.randint(1, 2)):
         act.life.cancel(submission, quietly=act.rng.random() < 0.5)
@@ -188,7 +196,7 @@ def astream(act: Act) -> None:
     act.world.in_task(act, _astream(act, act.enter(1), act.rng.choice((None, None, 0, 1, 2, 4))))
 
 
-@operation(6)
+@operation(5)
 def submit_chat(act: Act) -> None:
     act.hand_over(act.enter_turn())
 
@@ -371,7 +379,7 @@ def inject(act: Act) -> None:
 # -- pins, explanations, the disk ------------------------------------------------------------------------------------
 
 
-@operation(6)
+@operation(9)
 def pin(act: Act) -> None:
     submission, ttl_s = act.pick(), act.rng.choice((None, None, 5.0, 50.0))
     if submission is not None:
@@ -379,51 +387,48 @@ def pin(act: Act) -> None:
         act.say(f"{len(tokens)} of request {submission.label}: {act.life.pins.pin(submission.salt, tokens, ttl_s)}")
 
 
-@operation(4)
+@operation(6)
 def unpin(act: Act) -> None:
     act.say(act.life.pins.unpin(act.rng.randrange(4), unknown=act.rng.random() < 0.2))
 
 
-@operation(2)
+@operation(3)
 def lapse(act: Act) -> None:
     seconds = act.rng.choice((1.0, 10.0, 100.0))
     act.say(f"after {seconds} s")
     act.life.pins.lapse(seconds)
 
 
-@operation(2)
+@operation(0.7)
 def cache_report(act: Act) -> None:
     act.life.check_cache_report()
 
 
-@operation(2)
+@operation(4, disk="any")
 def flush(act: Act) -> None:
     act.life.flush()
 
 
-@operation(2.5)
+@operation(6, disk="faulty")
 def disk_fault(act: Act) -> None:
     fault, after = act.rng.choice(list(FAULTS)), act.rng.choice((0, 0, 1, 3, 10))
-    if act.life.kept is not None and act.life.kept.faulty:
-        act.say(f"{fault}, after {after} calls")
-        act.life.kept.damaged = True
-        act.world.disk.arm(fault, after)
+    act.say(f"{fault}, after {after} calls")
+    act.life.directory.damaged = True
+    act.world.disk.arm(fault, after)
 
 
-@operation(1.5)
+@operation(6, disk="faulty")
 def damage(act: Act) -> None:
-    if act.life.kept is not None and act.life.kept.faulty:
-        act.say(act.life.kept.damage(act.rng))
+    act.say(act.life.directory.damage(act.rng))
 
 
-@operation(1)
+@operation(1.5, disk="any")
 def neighbour(act: Act) -> None:
     """A second engine on the same directory, beside the first."""
-    if act.life.kept is not None:
-        act.world.ask_neighbour(act)
+    act.world.ask_neighbour(act)
 
 
-@operation(0.9)
+@operation(0.7)
 def rebuild(act: Act) -> None:
     act.world.rebuild(act.rng, act.life)
     act.say(f"closed; now {act.world.life.chosen}")

@@ -9,7 +9,6 @@ from typing import Any
 
 from foreword import NodeStats
 from foreword.kv.disk.format import header_bytes
-
 from foreword.ops.cpu.native.library import available
 from support import TINY_BYTES_PER_TOKEN, tiny_options
 
@@ -53,7 +52,7 @@ class Path:
     @property
     def cost(self) -> int:
         """About how much longer than the fastest path's a step takes."""
-        return 5 if self.kernels == "torch" else 1
+        return 10 if self.kernels == "torch" else 1
 
     def options(self) -> dict[str, Any]:
         return {"kernels": self.kernels, "dtype": self.dtype, "quantization": self.quantization}
@@ -76,7 +75,7 @@ POLICIES: tuple[Any, ...] = (
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
     "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
-    "max_num_batched_tokens": (5, 16, 33, 64, 256, None),
+    "max_num_batched_tokens": (8, 16, 33, 64, 256, None),
     "scheduling_policy": POLICIES,
     "enable_prefix_caching": (True,) * 9 + (False,),
     "enable_chunked_prefill": (True, True, True, False),

@@ -115,9 +115,7 @@ class Pins:
         if blocks:
             deadline_s = float("inf") if ttl_s is None else now_s + ttl_s
             earlier = self._held.pop(key, Promise(0, 0.0, 0, set()))
-            self._held[key] = Promise(
-                earlier.times + 1, max(deadline_s, earlier.deadline_s), match.num_tokens, blocks
-            )
+            self._held[key] = Promise(earlier.times + 1, max(deadline_s, earlier.deadline_s), match.num_tokens, blocks)
         self._check()
         return f"{match.num_tokens} of {len(tokens)} tokens in {len(blocks)} blocks, ttl {ttl_s}"
 
@@ -147,6 +145,6 @@ class Pins:
         blocks = self._blocks()
         if cache.pins.num_blocks != len(blocks) or len(cache.pins) != len(self._held):
             raise Violation(
-                f"{len(cache.pins)} pins on {cache.pins.num_blocks} blocks; there should be {len(self._held)} on {blocks}"
+                f"{len(cache.pins)} pins on {cache.pins.num_blocks} blocks, not {len(self._held)} on {blocks}"
             )
         return len(blocks)

@@ -7,15 +7,13 @@ from collections import OrderedDict
 from typing import Any
 
 from foreword import Engine, RequestOutput
-from support import tiny_options
-
 from foreword.core.sampling import SamplingParams
 from foreword.text.conversation import ChatOptions, Rendered
+from support import tiny_options
 
 from .cases import Case
 from .chats import Turn
 from .options import Path
-
 
 ANSWERS = 1000
 """Answers of conversations that are remembered: there is no end of conversations."""
