@@ -146,13 +146,14 @@ class Kept:
     def damage(self, rng: random.Random) -> str:
         """Do something to one file; says what."""
         self.damaged = True
-        found, kind = sorted(self.directory.glob("*/*.kv")), rng.choice(DAMAGE)
-        if not found:
-            return "there is no file"
-        file = rng.choice(found)
+        kind = rng.choice(DAMAGE)
         try:
+            found = sorted(self.directory.glob("*/*.kv"))
+            if not found:
+                return "there is no file"
+            file = rng.choice(found)
             _damage(rng, kind, file, rng.choice(found))
-        except OSError as error:  # an engine was quicker
+        except OSError as error:  # somebody else was quicker
             return f"{kind}: {error}"
         return f"{file.name[:16]} {kind}"
 
@@ -174,7 +175,6 @@ def _damage(rng: random.Random, kind: str, file: Path, other: Path) -> None:
     elif kind == "truncated":
         os.truncate(file, rng.randrange(len(content)))
     else:
-        file.write_bytes(
-            {"prolonged": bytes(content) + b"x", "emptied": b"", "foreign": rng.randbytes(5000)}.get(kind)
-            or (b"" if kind == "emptied" or other.is_dir() else other.read_bytes())
-        )
+        another = b"" if other.is_dir() else other.read_bytes()
+        written = {"prolonged": bytes(content) + b"x", "emptied": b"", "foreign": rng.randbytes(5000)}
+        file.write_bytes(written.get(kind, another))
