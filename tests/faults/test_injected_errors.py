@@ -338,6 +338,31 @@ def test_close_frees_weights_and_pool(tiny_dir: Any) -> None:
     assert output.token_ids
 
 
+def test_a_consumer_that_raises_when_its_completions_are_cancelled(new_tiny: TinyEngine) -> None:
+    """The first completion's end ends the second one; none ends twice, and the report counts one request."""
+    engine, ended = new_tiny(), threading.Event()
+    finished: list[Any] = []
+
+    def put(chunk: Any) -> None:
+        if chunk.finish_reason is not None:
+            ended.set()
+            raise InjectedError("injected into a consumer")
+
+    core = engine._loop.core
+    with replaced(
+        core.scheduler, "finish", lambda original: lambda *a, **k: (finished.append(a[0]), original(*a, **k))
+    ):
+        batch = engine._client.prepare([random_ids(1, 20)], None, {**GREEDY, "max_tokens": 500, "n": 2})
+        [request] = engine._client.submit(batch, put, stream=True)
+        while engine.stats().running < 2:
+            pass
+        engine._loop.call(lambda: core.cancel([request.request_id]))
+    assert ended.is_set()
+    assert len(finished) == len(set(map(id, finished))) == 2
+    assert engine.cache_report().requests == 1
+    assert_idle(engine)
+
+
 def test_a_consumer_that_leaves_is_no_error(tiny: TinyEngine, caplog: Any) -> None:
     """Cancelling a task whose event loop ends at once is ordinary: nothing is logged, the blocks are back."""
     engine = tiny()

@@ -37,11 +37,14 @@ def main() -> int:
 
 def _again(world: World, plan: Plan, seconds: float) -> int:
     try:
-        world.run(plan)
+        world.run_again(plan)
     except Failure as failure:
         _show(world, failure, seconds)
         return 1
-    print(f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.chosen}")
+    print(
+        f"epoch {plan.epoch} of seed {plan.seed} holds: {plan.mode}, {plan.path}, {plan.directory} directory, "
+        f"{plan.chosen}"
+    )
     return 0
 
 
@@ -54,7 +57,13 @@ def _show(world: World, failure: Failure, seconds: float) -> None:
 def _long(world: World, arguments: argparse.Namespace) -> int:
     first = resident_bytes()
 
+    told = 0
+
     def tell(summary: Summary, _: Plan) -> None:
+        nonlocal told
+        for failure in summary.failures[told:]:
+            print(failure, flush=True)
+        told = len(summary.failures)
         if summary.epochs % 25 == 0:
             print(
                 f"{summary.operations} operations, {summary.epochs} epochs, {summary.seconds:.0f} s, "
@@ -67,8 +76,8 @@ def _long(world: World, arguments: argparse.Namespace) -> int:
         world, arguments.seed, arguments.operations, on_epoch=tell,
         most_failures=10**9 if arguments.keep_going else 1,
     )  # fmt: skip
-    for failure in summary.failures:
-        _show(world, failure, arguments.shrink)
+    for failure in summary.failures if arguments.shrink > 0 else ():
+        print(f"\nthe smallest found:\n{shrink(world, failure, arguments.shrink)}\n")
     print(report(world, summary, first))
     return 1 if summary.failures else 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from support import TINY_EOS, TINY_VOCAB
 
-POPULATION = 500
+POPULATION = 200
 """Distinct requests of a seed: few enough for references to be shared, too many for an epoch to have seen them all."""
 
 LONGEST_BEGINNING = 64
@@ -160,10 +160,10 @@ class Population:
         length, tail_length = rng.choice(_LENGTHS), rng.choice((0, 0, 1, 1, 3, 8, 12))
         if base is not None:
             tail_length = max(1, tail_length)
-        kind, max_tokens = rng.choices(list(KINDS), _WEIGHTS)[0], rng.choice((1, 1, 2, 2, 2, 3, 4, 5, 7, 10))
+        kind, max_tokens = rng.choices(list(KINDS), _WEIGHTS)[0], rng.choice((1, 1, 1, 1, 2, 2, 2, 3, 3, 5))
         n = rng.choice((1, 1, 1, 1, 1, 1, 1, 1, 2, 3))
-        if base is None and rng.random() < 0.14:  # completions that soon need a block each: they do not fit together
-            length, max_tokens, n = rng.choice((9, 12, 15, 31)), rng.randint(8, 24), rng.choice((2, 3))
+        if base is None and rng.random() < 0.1:  # completions that soon need a block each: they do not fit together
+            length, max_tokens, n = rng.choice((9, 12, 15, 31)), rng.randint(6, 18), rng.choice((2, 3))
         return Case(
             number=number,
             kind=kind,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random
+import shutil
+import tempfile
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -20,17 +23,28 @@ from typing import Any, NamedTuple
 from foreword import Engine, EngineClosedError
 
 from .cases import Population
+from .chats import save_chat_model
+from .disk import FaultyOs, Kept, faulty_disk
 from .life import PATIENCE_S, Life, Violation
 from .operations import OPERATIONS, Act
 from .options import Path, draw_options, paths
 from .reference import Reference
 
-EPOCH = 160
+_MEMORY = FilePath("/dev/shm")
+
+EPOCH = 200
 """Operations of an epoch on the quickest path."""
 
 MODES = ("stepped", "stepped", "stepped", "free", "threads")
 """How an epoch is driven: the engine's steps are operations' own, or it computes by itself while one thread drives
 it, or three do."""
+
+DIRECTORIES = ("no", "no", "no", "own", "own, faulty", "shared, faulty")
+"""Where an epoch's engines keep KV on disk: nowhere, in a directory of the epoch's own, or in one that it shares with
+others of its group; and whether that is on a faulty disk."""
+
+GROUP = 16
+"""Consecutive epochs that share one directory."""
 
 DRIVERS = 3
 STEPS = (0, 0, 1, 1, 2, 3, 5)  # behind an operation of a stepped epoch
@@ -52,18 +66,25 @@ class Plan:
     epoch: int
     mode: str
     path: Path
+    directory: str
     chosen: dict[str, Any]
     operations: tuple[Planned, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether epochs before it have left something in its directory."""
+        return self.directory.startswith("shared")
 
 
 def make_plan(seed: int, epoch: int, *, most: int = EPOCH) -> Plan:
     """The plan of an epoch, of at most ``most`` operations."""
     rng = random.Random(f"{seed}/{epoch}")
     mode, path = rng.choice(MODES), rng.choice(paths())
-    table = {name: row for name, row in OPERATIONS.items() if mode != "stepped" or not row.free_only}
+    directory = rng.choice(DIRECTORIES)
+    table = {name: row for name, row in OPERATIONS.items() if row.can_happen(mode, directory)}
     names = rng.choices(list(table), [row.weight for row in table.values()], k=EPOCH // path.cost)
     operations = [Planned(index, name, f"{seed}/{epoch}/{index}") for index, name in enumerate(names[:most])]
-    return Plan(seed, epoch, mode, path, draw_options(rng, path), tuple(operations))
+    return Plan(seed, epoch, mode, path, directory, draw_options(rng, path), tuple(operations))
 
 
 class Failure(Exception):
@@ -77,8 +98,10 @@ class Failure(Exception):
         self.plan = plan
         self.reason = reason
         super().__init__(
-            f"seed {plan.seed}, epoch {plan.epoch} ({plan.mode}; {plan.path}; {plan.chosen}):\n{reason}\n"
-            f"operations:\n" + "\n".join(lines) + f"\nagain: python -m tests.fuzz --seed {plan.seed} "
+            f"seed {plan.seed}, epoch {plan.epoch} ({plan.mode}; {plan.path}; {plan.directory} directory; "
+            f"{plan.chosen}):\n{reason}\noperations:\n"
+            + "\n".join(lines)
+            + f"\nagain: python -m tests.fuzz --seed {plan.seed} "
             f"--epoch {plan.epoch}"
         )
 
@@ -95,12 +118,19 @@ class World:
 
     def __init__(self, model: FilePath) -> None:
         self.spoil: Callable[[Engine], None] = lambda _: None
-        self.reference = Reference(str(model))
         self.population = Population(0)
         self.life: Life
         self.lives = 0
         self.totals: Counter[str] = Counter()
-        self._model = str(model)
+        self._root = FilePath(
+            tempfile.mkdtemp(dir=_MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None)
+        )
+        self._model = str(save_chat_model(model, self._root / "model"))
+        self.reference = Reference(self._model)
+        self.disk: FaultyOs
+        self._kept: Kept | None = None
+        self._shared: tuple[tuple[int, int], Kept] | None = None
+        self._neighbour: Life | None = None
         self._plan: Plan
         self._lock = threading.Lock()
         self._pending: list[Future[Any]] = []
@@ -115,6 +145,7 @@ class World:
         self._loop_thread.join()
         self._loop.close()
         self.reference.close()
+        shutil.rmtree(self._root)
 
     def in_thread(self, act: Act, function: Callable[..., None], *args: Any) -> None:
         """Call ``function`` on a thread of its own."""
@@ -133,6 +164,24 @@ class World:
                 self._end_life()
                 self._begin_life(draw_options(rng, self._plan.path))
 
+    def ask_neighbour(self, act: Act) -> None:
+        """Have another engine on the same directory compute something; open it if there is none."""
+        with self._lock:
+            if act.life is not self.life or act.life.closing:
+                return
+            if self._neighbour is None:
+                chosen = {**draw_options(act.rng, self._plan.path), "block_size": act.life.chosen["block_size"]}
+                act.say(f"opened: {chosen}")
+                self._neighbour = Life(
+                    self._model, self._plan.path, chosen, self.reference, stepped=False, kept=act.life.kept
+                )
+                self.spoil(self._neighbour.engine)
+            act.life.directory.damaged = True  # it may evict what the other has just found
+            asked = Act(self, self._neighbour, act.index, act.rng, act.said)
+            asked.hand_over(asked.enter(act.rng.randint(1, 3)))
+            self._neighbour.wait()
+            self._neighbour.flush()
+
     # -- an epoch ----------------------------------------------------------------------------------------------
 
     def run(self, plan: Plan) -> None:
@@ -147,16 +196,47 @@ class World:
         self._plan = plan
         lines: dict[int, str] = {}
         problems: list[str] = []
-        with _quiet():
+        with ExitStack() as stack:
+            stack.enter_context(_quiet())
+            self.disk = stack.enter_context(faulty_disk())
+            self._kept = self._directory(stack)
             self._begin_life(plan.chosen)
             try:
                 self._drive(lines, problems)
                 self._finish(problems)
             finally:
-                if not self.life.stuck:
-                    self.life.engine.close()
+                for life in (self._neighbour, self.life):
+                    if life is not None and not life.stuck:
+                        life.engine.close()
+                self._neighbour = None
+                self.totals["disk errors raised"] += self.disk.raised
+                if problems and plan.is_shared:  # nobody knows any more what is in the directory
+                    self._shared = None
         if problems:
             raise Failure(plan, "\n".join(problems), [lines[index] for index in sorted(lines)])
+
+    def run_again(self, plan: Plan) -> None:
+        """As :meth:`run`, behind the epochs before it that share its directory."""
+        self._shared = None
+        for epoch in range(plan.epoch - plan.epoch % GROUP, plan.epoch) if plan.is_shared else ():
+            earlier = make_plan(plan.seed, epoch)
+            if earlier.is_shared:
+                self.run(earlier)
+        self.run(plan)
+
+    def _directory(self, stack: ExitStack) -> Kept | None:
+        """Where this epoch's engines keep KV."""
+        plan = self._plan
+        faulty, group = "faulty" in plan.directory, (plan.seed, plan.epoch // GROUP)
+        if plan.directory.startswith("own"):
+            directory = FilePath(stack.enter_context(tempfile.TemporaryDirectory(dir=self._root)))
+            return Kept(directory / "kv", faulty=faulty)
+        if not plan.is_shared:
+            return None
+        if self._shared is None or self._shared[0] != group:
+            shutil.rmtree(self._root / "shared", ignore_errors=True)
+            self._shared = (group, Kept(self._root / "shared", faulty=faulty))
+        return self._shared[1]
 
     def _drive(self, lines: dict[int, str], problems: list[str]) -> None:
         operations = self._plan.operations
@@ -197,6 +277,7 @@ class World:
                 self.life.set_free()
             for future in self._pending:
                 future.result(PATIENCE_S)
+            self.disk.disarm()
             if not problems:
                 self.life.drain(random.Random(self._plan.epoch))
             self._end_life()
@@ -206,11 +287,17 @@ class World:
 
     def _begin_life(self, chosen: dict[str, Any]) -> None:
         stepped = self._plan.mode == "stepped"
-        self.life = Life(self._model, self._plan.path, chosen, self.reference, stepped=stepped)
+        self.life = Life(self._model, self._plan.path, chosen, self.reference, stepped=stepped, kept=self._kept)
         self.spoil(self.life.engine)
         self.lives += 1
 
     def _end_life(self) -> None:
+        if self._neighbour is not None:
+            self._neighbour.check_idle()
+            self._neighbour.check_outcomes()
+            self._neighbour.close(alone=False)
+            self.totals.update(self._neighbour.summary())
+            self._neighbour = None
         self.life.close()
         self.totals.update(self.life.summary())
 
@@ -272,7 +359,7 @@ def shrink(world: World, failure: Failure, seconds: float) -> Failure:
 def _fails(world: World, plan: Plan) -> Failure | None:
     for _ in range(1 if plan.mode == "stepped" else 3):  # elsewhere the interleaving differs from run to run
         try:
-            world.run(plan)
+            world.run_again(plan)
         except Failure as failure:
             return failure
     return None

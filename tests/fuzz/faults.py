@@ -28,12 +28,12 @@ class Faults:
         self._step: set[str] = set()
         core = engine._loop.core
         runner: Any = core.runner
-        _wrap(runner, "execute", self._around_step)
-        _wrap(runner.model, "forward", self._failing("forward"))
-        _wrap(runner.model, "logits", self._failing("logits"))
-        _wrap(runner._sampler, "sample", self._around_sample)
-        _wrap(engine._client, "_token_ids", self._failing("tokenize"))
-        _wrap(core, "add", self._around_add)
+        wrap(runner, "execute", self._around_step)
+        wrap(runner.model, "forward", self._failing("forward"))
+        wrap(runner.model, "logits", self._failing("logits"))
+        wrap(runner._sampler, "sample", self._around_sample)
+        wrap(engine._client, "_token_ids", self._failing("tokenize"))
+        wrap(core, "add", self._around_add)
 
     def arm(self, part: str, after: int) -> None:
         """The call of ``part`` behind the next ``after`` ones raises."""
@@ -95,9 +95,9 @@ class Faults:
 
             return append
 
-        _wrap(detokenizer, "append", make)
+        wrap(detokenizer, "append", make)
 
 
-def _wrap(target: Any, name: str, make: Callable[[Any], Any]) -> None:
+def wrap(target: Any, name: str, make: Callable[[Any], Any]) -> None:
     """``target.name`` becomes ``make(target.name)``, of this one object."""
     setattr(target, name, make(getattr(target, name)))

@@ -8,18 +8,22 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from foreword import Engine, EngineClosedError, EngineStats, PromptTooLongError, SamplingParams
 from foreword.core.outputs import OutputChunk
 from foreword.engine.core import EngineCore
+from foreword.text.conversation import ChatOptions
 
 from .cases import UNSEEDED, Case
-from .faults import Faults, InjectedError
+from .chats import Turn
+from .claims import Claims, faults_of_report
+from .disk import Kept
+from .faults import Faults, InjectedError, wrap
 from .options import Path, engine_options
+from .pins import Pins
 from .reference import Reference
-from .submission import FINISHED, Submission, shared_length
+from .submission import FINISHED, Submission, Violation
 
 PATIENCE_S = 60.0
 """What takes longer is reported as a hang."""
@@ -28,16 +32,13 @@ PROBES = 2
 _GROWING = (
     "prompt_tokens",
     "tokens_reused",
+    "tokens_restored",
     "tokens_prefilled",
     "tokens_generated",
     "preemptions",
     "evictions",
     "steps",
 )
-
-
-class Violation(AssertionError):
-    """Something that must hold does not."""
 
 
 class SteppedCore(EngineCore):
@@ -56,30 +57,44 @@ class Life:
     Args:
         chosen: what :func:`options.draw_options` drew.
         stepped: the engine computes only in :meth:`step`, so that the same operations give the same run.
+        kept: the directory of its disk tier; None without one.
     """
 
-    def __init__(self, model: str, path: Path, chosen: dict[str, Any], reference: Reference, *, stepped: bool) -> None:
+    def __init__(
+        self, model: str, path: Path, chosen: dict[str, Any], reference: Reference, *, stepped: bool,
+        kept: Kept | None = None,
+    ) -> None:  # fmt: skip
         self.path = path
         self.chosen = chosen
         self.stepped = stepped
         self.reference = reference
+        self.kept = kept
         self.submissions: list[Submission] = []
         self.violations: list[str] = []
         self.closing = self.stuck = False
+        self.respelled = self._probed = 0
         self.lock = threading.Lock()
         self._threads = set(threading.enumerate())
-        self.engine = Engine(model, **engine_options(chosen))
+        self.engine = Engine(model, **engine_options(chosen, kept and kept.directory))
         self.core = weakref.ref(self.engine._loop.core)
         self.faults = Faults(self.engine)
+        self.pins = Pins(self.engine)
+        self.claims = Claims(self)
+        self._turns: dict[int, Submission] = {}  # by the identity of their first message
+        wrap(self.engine._client, "_check", self._around_check)
+        if kept is not None:
+            kept.lives.append(self)
+            if stepped:
+                self.engine._loop.call(self._keep_at_once)
         self._last = self.engine.stats()
         if stepped:
             self.engine._loop.call(self._take_over)
 
     # -- submit ------------------------------------------------------------------------------------------------
 
-    def enter(self, label: str, case: Case, salt: str | None, raises_at: int | None = None) -> Submission | None:
+    def enter(self, label: str, case: Case | Turn, salt: str | None, raises_at: int | None = None) -> Submission | None:
         """Enter a request in the ledger, before it is handed over; None, checked, if its prompt cannot fit."""
-        prompt = self.reference.prompt(self.path, case)
+        prompt = self.prompt(case, salt)
         room = self.room(prompt)
         if room < 1:
             self._must_refuse(case, prompt)
@@ -89,7 +104,30 @@ class Life:
                 label, case, salt, prompt, min(case.max_tokens, room), len(self.submissions), raises_at
             )
             self.submissions.append(submission)
+        if isinstance(case, Turn):
+            self._turns[id(case.messages[0])] = submission
         return submission
+
+    def prompt(self, case: Case | Turn, salt: str | None) -> list[int]:
+        """The tokens of its prompt; of a conversation, in what the engine remembers of its own turns."""
+        if isinstance(case, Case):
+            return self.reference.prompt(self.path, case)
+        options, _ = ChatOptions.split(case.options)
+        return self.engine._client.conversations.render(
+            case.messages, options, SamplingParams(cache_salt=salt)
+        ).token_ids
+
+    def _around_check(self, original: Any) -> Any:
+        """A conversation's prompt is what it was rendered to, when it was."""
+
+        def check(ids: list[int], params: Any, chat: Any = None) -> Any:
+            submission = self._turns.get(id(chat.given[0])) if chat is not None else None
+            if submission is not None:
+                submission.prompt = ids
+                submission.limit = min(submission.case.max_tokens, self.room(ids))
+            return original(ids, params, chat)
+
+        return check
 
     def strike(self, submissions: list[Submission]) -> None:
         """They were never handed over."""
@@ -109,14 +147,22 @@ class Life:
     def given(self, submission: Submission) -> list[int] | str:
         """Its prompt as a caller gives it: text, where that is what the case has."""
         case = submission.case
-        return case.own_prompt() if case.as_text and case.base is None else submission.prompt
+        own = isinstance(case, Case) and case.as_text and case.base is None
+        return case.own_prompt() if own and isinstance(case, Case) else submission.prompt
+
+    def prepare(self, submissions: list[Submission], priority: int) -> list[Any]:
+        """Requests, all of one kind, ready to be handed over."""
+        client, cases = self.engine._client, [one.case for one in submissions]
+        params = [self.params(one, priority) for one in submissions]
+        if isinstance(cases[0], Turn):
+            return client.prepare_chats([cases[0].messages], params, cases[0].options)
+        return client.prepare([self.given(one) for one in submissions], params, {})
 
     def submit(self, submissions: list[Submission], priority: int) -> bool:
         """Hand requests over together, without waiting for anything. False if an injected error was in the way."""
         client = self.engine._client
         try:
-            params = [self.params(one, priority) for one in submissions]
-            batch = client.prepare([self.given(one) for one in submissions], params, {})
+            batch = self.prepare(submissions, priority)
         except InjectedError:
             self.strike(submissions)
             return False
@@ -168,6 +214,41 @@ class Life:
 
         self.engine._loop.call(steps)
 
+    def flush(self) -> None:
+        """Wait for the disk."""
+
+        def flush() -> None:
+            store: Any = self.engine._loop.core.scheduler.cache._store
+            if store is not None:
+                store.flush()
+
+        self.engine._loop.call(flush)
+
+    def _keep_at_once(self) -> None:
+        """The disk is never behind, so that it holds the same the next time."""
+        store: Any = self.engine._loop.core.scheduler.cache._store
+
+        def around(original: Any) -> Any:
+            def save(*args: Any) -> None:
+                original(*args)
+                store.flush()
+
+            return save
+
+        if store is not None:
+            wrap(store, "save", around)
+
+    @property
+    def directory(self) -> Kept:
+        """Of an engine that has one."""
+        assert self.kept is not None
+        return self.kept
+
+    @property
+    def may_lose_files(self) -> bool:
+        """Whether files may go between two looks at the disk, or appear."""
+        return self.kept is not None and (self.kept.damaged or not self.stepped)
+
     def set_free(self) -> None:
         """From here on a stepped engine computes by itself."""
         core: Any = self.engine._loop.core
@@ -199,12 +280,16 @@ class Life:
         prompt = self.reference.prompt(self.path, case)
         if self.room(prompt) < 1:
             return
-        report = self.engine.explain(prompt, cache_salt=salt)
-        longest = self.longest_known(prompt, salt, len(self.submissions))
-        if report.cached_tokens > longest:
-            raise Violation(
-                f"{case}: explain says {report.cached_tokens} tokens, {longest} were ever asked, salt {salt}"
-            )
+        found = self.engine.explain(prompt, cache_salt=salt)
+        longest = self.claims.longest(prompt, salt, len(self.submissions))
+        for fault in self.claims.faults_of_explanation(found, len(prompt), longest):
+            raise Violation(f"{case}, salt {salt}: {fault}")
+
+    def check_cache_report(self) -> None:
+        """The cache report is over no more than was asked."""
+        report = self.engine.cache_report()
+        for fault in faults_of_report(report, len(self.submissions) + self._probed):
+            raise Violation(fault)
 
     # -- end ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +301,8 @@ class Life:
         self.check_idle()
         self.faults.disarm()
         self.check_outcomes()
+        self.pins.check()
+        self.pins.release()
         for _ in range(PROBES if self.chosen["enable_prefix_caching"] else 0):
             self._probe(rng)
         self.check_idle()
@@ -240,7 +327,7 @@ class Life:
             "held blocks": stats.blocks_held,
             "live requests": len(core._requests),
             "copies": len(cache._copies),
-            "cached blocks in use": stats.blocks_cached - cache.allocator.num_evictable,
+            "cached blocks in use": stats.blocks_cached - cache.allocator.num_evictable - self.pins.check(),
             "sequences": len(scheduler.running) + len(scheduler.waiting),
             "cached blocks without a cache": 0 if cache.enabled else stats.blocks_cached,
         }
@@ -250,14 +337,18 @@ class Life:
     def check_outcomes(self) -> None:
         """Every output against the reference, and what it says of the cache against the ledger."""
         for submission in self.submissions:
-            expected = self._expected(submission)
+            expected = self.expected(submission)
             wrong = list(submission.faults(expected, self.faults.victims, self.closing))
-            wrong += self._faults_of_usage(submission)
+            wrong += self.claims.faults(submission)
+            wrong += self._faults_of_rendering(submission)
             self.violations += [f"request {submission.label}, {submission.case}: {text}" for text in wrong]
         if self.violations:
             raise Violation("\n".join(self.violations[:8]))
 
-    def _expected(self, submission: Submission) -> Any:
+    def expected(self, submission: Submission) -> Any:
+        """What the request gives alone."""
+        if isinstance(submission.case, Turn):
+            return self.reference.answer(self.path, submission.case, submission.prompt, submission.limit)
         seed = None
         if submission.case.kind in UNSEEDED:
             if submission.request_id is None:  # it left before it had a number, and before it gave anything
@@ -267,30 +358,15 @@ class Life:
                 seed = random.Random(f"{self.chosen['seed']}/{number}").getrandbits(63)
         return self.reference.output(self.path, submission.case, submission.limit, seed)
 
-    def _faults_of_usage(self, submission: Submission) -> Iterator[str]:
-        if submission.output is None or submission.horizon is None:
-            return
-        cached = submission.output.usage.cached_tokens
-        if not cached:
-            return
-        if not self.chosen["enable_prefix_caching"] or "prompt_logprobs" in submission.case.sampling:
-            yield f"{cached} tokens were reused, where nothing may be"
-        longest = self.longest_known(submission.prompt, submission.salt, submission.horizon, but=submission)
-        if cached > min(longest, len(submission.prompt) - 1):
-            yield f"{cached} tokens were reused, but only {longest} had been asked with salt {submission.salt}"
-
-    def longest_known(self, prompt: list[int], salt: str | None, before: int, but: Submission | None = None) -> int:
-        """Tokens that ``prompt`` shares with any of the first ``before`` requests of its salt, outputs included."""
-        longest = 0
-        for other in self.submissions[:before]:
-            if other is but or other.salt != salt:
-                continue
-            common = shared_length(prompt, other.prompt)
-            if common == len(other.prompt) < len(prompt):
-                for completion in self._expected(other).outputs:
-                    common = max(common, shared_length(prompt, other.prompt + completion.token_ids))
-            longest = max(longest, common)
-        return longest
+    def _faults_of_rendering(self, submission: Submission) -> list[str]:
+        """A conversation's tokens say what its template says, whatever spelling its earlier answers come in."""
+        case = submission.case
+        if not isinstance(case, Turn):
+            return []
+        rendered = self.reference.rendered(self.path, case)
+        self.respelled += rendered.token_ids != submission.prompt
+        text = self.reference.decode(self.path, submission.prompt)
+        return [] if text == rendered.text else [f"its prompt says {text!r}, not {rendered.text!r}"]
 
     def _probe(self, rng: random.Random) -> None:
         """A prompt that was just computed is reused but for one token, or for its last block where memory is short."""
@@ -298,20 +374,23 @@ class Life:
         if not served:
             return
         submission, size = rng.choice(served), self.chosen["block_size"]
+        self.flush()
         options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "cache_salt": submission.salt}
         for wanted in (None, len(submission.prompt) - 1):
-            found = self.engine.explain(submission.prompt, cache_salt=submission.salt).cached_tokens
+            found = self.engine.explain(submission.prompt, cache_salt=submission.salt).matched_tokens
             expected = min(found, len(submission.prompt) - 1) if wanted is None else wanted
             cached = self.engine.generate(submission.prompt, **options).usage.cached_tokens
+            self._probed += 1
             is_short = -(-len(submission.prompt) // size) >= self._last.blocks_total  # no block for the copy's source
-            if cached != expected and not (is_short and cached == expected // size * size):
+            lost = wanted is None and cached < expected and self.may_lose_files
+            if cached != expected and not lost and not (is_short and cached == expected // size * size):
                 raise Violation(
                     f"the prompt of request {submission.label} ({len(submission.prompt)} tokens, {found} of them "
                     f"cached, says explain) was given {cached} cached tokens, not {expected}"
                 )
 
-    def close(self) -> None:
-        """Close the engine, whatever runs; nobody may be left waiting and no thread may be left."""
+    def close(self, *, alone: bool = True) -> None:
+        """Close the engine, whatever runs; nobody may be left waiting and, if it is alone, no thread may be left."""
         self.closing = True
         self._end_thread()
         for submission in self.submissions:
@@ -324,11 +403,12 @@ class Life:
         else:
             raise Violation("a closed engine answered")
         deadline = time.monotonic() + PATIENCE_S
-        while left := [thread for thread in self._own_threads() if thread.is_alive()]:
+        while alone and (left := [thread for thread in self._own_threads() if thread.is_alive()]):
             if time.monotonic() > deadline:
                 raise Violation(f"threads left after close: {left}")
             time.sleep(0.0005)
         self.check_outcomes()
+        self.claims.leave()
 
     def summary(self) -> dict[str, int]:
         """What happened in it, in numbers."""
@@ -342,6 +422,8 @@ class Life:
             "completions interrupted": len(ends) - sum(reason in FINISHED for reason in ends),
             "streams left": sum(one.quiet for one in self.submissions),
             "errors raised": self.faults.raised,
+            "pins dropped": self.pins.dropped,
+            "prompts in another spelling": self.respelled,
         }
 
     def _end_thread(self) -> None:
@@ -357,9 +439,12 @@ class Life:
         others = self._threads | self.reference.threads()
         return [t for t in threading.enumerate() if t not in others and t.name.startswith("foreword")]
 
-    def _must_refuse(self, case: Case, prompt: list[int]) -> None:
+    def _must_refuse(self, case: Case | Turn, prompt: list[int]) -> None:
         try:
-            self.engine._client.prepare([prompt], None, case.sampling)
+            if isinstance(case, Turn):
+                self.engine._client.prepare_chats([case.messages], None, {**case.options, **case.sampling})
+            else:
+                self.engine._client.prepare([prompt], None, case.sampling)
         except (PromptTooLongError, InjectedError):  # the latter waited for a tokenizer
             return
         raise Violation(f"{case}: {len(prompt)} tokens were accepted, where they cannot fit")

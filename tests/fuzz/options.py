@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 from typing import Any
 
+from foreword import NodeStats
+from foreword.kv.disk.format import header_bytes
 from foreword.ops.cpu.native.library import available
-from support import tiny_options
+from support import TINY_BYTES_PER_TOKEN, tiny_options
 
 
 class Backwards:
@@ -22,6 +25,16 @@ class Broken:
 
     def key(self, candidate: Any) -> Any:
         return 1 // (candidate.number % 3)
+
+
+def newest_first(stats: NodeStats) -> float:
+    """A user's own eviction policy, the worst one."""
+    return -stats.last_access
+
+
+def sometimes_nothing(stats: NodeStats) -> Any:
+    """A user's own eviction policy with a bug."""
+    return None if stats.hits > 2 else stats.depth
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class Path:
     @property
     def cost(self) -> int:
         """About how much longer than the fastest path's a step takes."""
-        return 5 if self.kernels == "torch" else 1
+        return 10 if self.kernels == "torch" else 1
 
     def options(self) -> dict[str, Any]:
         return {"kernels": self.kernels, "dtype": self.dtype, "quantization": self.quantization}
@@ -62,14 +75,18 @@ POLICIES: tuple[Any, ...] = (
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
     "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
-    "max_num_batched_tokens": (5, 16, 33, 64, 256, None),
+    "max_num_batched_tokens": (8, 16, 33, 64, 256, None),
     "scheduling_policy": POLICIES,
     "enable_prefix_caching": (True,) * 9 + (False,),
     "enable_chunked_prefill": (True, True, True, False),
     "num_threads": (1,) * 19 + (2,),
     "seed": (0, 1),
+    "eviction_policy": ("slru", "slru", "lru", "lfu", "cost", newest_first, sometimes_nothing),
+    "pinned_blocks": (None, None, 0, 1, 3, 999),
+    "disk_blocks": (1, 3, 8, 20, 60, 400),
 }
-"""Options by name with their values, each drawn evenly. ``kv_tokens`` becomes ``kv_cache_memory``."""
+"""Options by name with their values, each drawn evenly. ``kv_tokens`` becomes ``kv_cache_memory``, ``pinned_blocks``
+``max_pinned_memory``; ``disk_blocks``, each with a header of its own, ``max_disk_cache``."""
 
 
 def draw_options(rng: random.Random, path: Path) -> dict[str, Any]:
@@ -78,8 +95,12 @@ def draw_options(rng: random.Random, path: Path) -> dict[str, Any]:
     return {"block_size": rng.choice(path.block_sizes), **chosen, **path.options()}
 
 
-def engine_options(chosen: dict[str, Any]) -> dict[str, Any]:
-    """What was drawn, as ``Engine`` takes it."""
-    options = dict(chosen)
-    blocks = options.pop("kv_tokens") // options["block_size"]
-    return tiny_options(blocks=blocks, **options)
+def engine_options(chosen: dict[str, Any], directory: FilePath | None) -> dict[str, Any]:
+    """What was drawn, as ``Engine`` takes it, with ``directory`` for a disk tier."""
+    options, size = dict(chosen), chosen["block_size"]
+    blocks, pinned, stored = (options.pop(name) for name in ("kv_tokens", "pinned_blocks", "disk_blocks"))
+    block_bytes = size * TINY_BYTES_PER_TOKEN * (4 if chosen["dtype"] == "float32" else 2)
+    options["max_pinned_memory"] = None if pinned is None else pinned * block_bytes
+    if directory is not None:
+        options |= {"cache_dir": directory, "max_disk_cache": stored * (header_bytes(1, size) + block_bytes)}
+    return tiny_options(blocks=blocks // size, **options)

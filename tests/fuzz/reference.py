@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from typing import Any
 
 from foreword import Engine, RequestOutput
+from foreword.core.sampling import SamplingParams
+from foreword.text.conversation import ChatOptions, Rendered
 from support import tiny_options
 
 from .cases import Case
+from .chats import Turn
 from .options import Path
+
+ANSWERS = 1000
+"""Answers of conversations that are remembered: there is no end of conversations."""
 
 
 class Reference:
@@ -24,6 +31,7 @@ class Reference:
         self._engines: dict[Path, Engine] = {}
         self._outputs: dict[tuple[Path, int, int, int | None], RequestOutput] = {}
         self._prompts: dict[tuple[Path, int], list[int]] = {}
+        self._answers: OrderedDict[tuple[Any, ...], RequestOutput] = OrderedDict()
         self._lock = threading.RLock()
         self._population: Any = None
 
@@ -35,6 +43,7 @@ class Reference:
         if population is not self._population:
             self._population = population
             self._outputs.clear()
+            self._answers.clear()
             self._prompts.clear()
 
     def prompt(self, path: Path, case: Case) -> list[int]:
@@ -58,6 +67,31 @@ class Reference:
             if key not in self._outputs:
                 self._outputs[key] = self._compute(path, case, limit, seed)
             return self._outputs[key]
+
+    def rendered(self, path: Path, turn: Turn) -> Rendered:
+        """The prompt of a conversation, by an engine that has no part in it."""
+        with self._lock:
+            options, _ = ChatOptions.split({**turn.options, "replay_turns": False})
+            return self._engine(path)._client.conversations.render(turn.messages, options)
+
+    def answer(self, path: Path, turn: Turn, prompt: list[int], max_tokens: int) -> RequestOutput:
+        """What is answered to ``turn`` where it was rendered as the tokens ``prompt``."""
+        key = (path, turn.key, max_tokens, tuple(prompt))
+        with self._lock:
+            if key not in self._answers:
+                rendered, client = self.rendered(path, turn), self._engine(path)._client
+                params = rendered.options.constrain(SamplingParams(**turn.sampling))
+                prepared = client._check(prompt, params, rendered)
+                [self._answers[key]] = client.run([prepared._replace(max_tokens=max_tokens)])
+                if len(self._answers) > ANSWERS:
+                    self._answers.popitem(last=False)
+            self._answers.move_to_end(key)
+            return self._answers[key]
+
+    def decode(self, path: Path, tokens: list[int]) -> str:
+        """The text of tokens, special ones too."""
+        with self._lock:
+            return self._engine(path)._client.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def threads(self) -> set[threading.Thread]:
         """Those of its engines."""

@@ -11,10 +11,15 @@ from foreword import EngineClosedError, RequestFailedError, RequestOutput
 from foreword.core.outputs import CompletionOutput, OutputChunk
 
 from .cases import Case
+from .chats import Turn
 from .faults import InjectedError
 
 FINISHED = ("stop", "length")
 _NAMED = re.compile(r"req-\d+")  # an error says whose it is
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
 
 
 class Submission:
@@ -38,7 +43,7 @@ class Submission:
     """
 
     def __init__(
-        self, label: str, case: Case, salt: str | None, prompt: list[int], limit: int, position: int,
+        self, label: str, case: Case | Turn, salt: str | None, prompt: list[int], limit: int, position: int,
         raises_at: int | None = None,
     ) -> None:  # fmt: skip
         self.label = label
@@ -148,8 +153,20 @@ class Submission:
                     f"the pieces of completion {wanted.index} add up to {tokens}, {text!r} and {_short(logprobs)}, its "
                     f"output is {wanted.token_ids}, {wanted.text!r} and {_short(wanted.logprobs)}"
                 )
+            yield from self._faults_of_deltas(wanted.index)
         if self.output is not None and self.pieces[-1].output is not self.output:
             yield "a piece came after the last"
+
+    def _faults_of_deltas(self, index: int) -> Iterator[str]:
+        """A chat's pieces add up to the parts of its answer."""
+        message = self.output and self.output.outputs[index].message
+        deltas = [piece.delta for piece in self.pieces if piece.index == index and piece.delta is not None]
+        calls: dict[int, list[str]] = {}
+        for call in (call for delta in deltas for call in delta.tool_calls):
+            calls.setdefault(call.index, []).append(call.arguments)
+        content, arguments = "".join(delta.content for delta in deltas), ["".join(pieces) for pieces in calls.values()]
+        if message and (content, arguments) != (message.content, [call.arguments for call in message.tool_calls]):
+            yield f"the deltas of completion {index} add up to {content!r} and {arguments}, its message is {message}"
 
     @property
     def _cuts_text(self) -> bool:
@@ -170,6 +187,14 @@ def _differences(found: CompletionOutput, wanted: CompletionOutput) -> Iterator[
         mine, expected = getattr(found, field), getattr(wanted, field)
         if mine != expected:
             yield f"completion {found.index}: {field} is {_short(mine)}; alone it is {_short(expected)}"
+    if _parts(found) != _parts(wanted):
+        yield f"completion {found.index} is taken apart into {_parts(found)}; alone into {_parts(wanted)}"
+
+
+def _parts(completion: CompletionOutput) -> Any:
+    """What an answer is made of; the ids of calls are new every time."""
+    message = completion.message
+    return message and (message.content, message.reasoning, [(c.name, c.arguments) for c in message.tool_calls])
 
 
 def _unlike_beginning(index: int, tokens: list[int], logprobs: Any, wanted: CompletionOutput) -> Iterator[str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from . import driver, life
+from foreword.kv.disk import files
+
+from . import disk, driver, life
 from .driver import Failure, World, fuzz, make_plan, shrink
 
 SEED = 5
@@ -177,12 +180,167 @@ def test_an_error_that_ends_a_neighbour(world: World) -> None:
     assert "which nobody injected into its step" in find(world, spoil).reason
 
 
+# -- pins, explanations, conversations -----------------------------------------------------------------------------
+
+
+def test_a_pin_that_holds_nothing(world: World) -> None:
+    """What is pinned is evicted like everything else."""
+
+    def spoil(_: Any, core: Any) -> None:
+        cache = core.scheduler.cache
+        original = cache.pins.add
+
+        def add(key: Any, pin: Any) -> None:
+            original(key, pin)
+            cache.allocator.release(pin.blocks)
+
+        cache.pins.add = add
+
+    reason = find(world, spoil).reason
+    assert "tokens are pinned" in reason or "a pin holds nothing" in reason or "AssertionError" in reason
+
+
+def test_pins_without_a_cap(world: World) -> None:
+    def spoil(_: Any, core: Any) -> None:
+        core.scheduler.cache.pins.check_room = lambda _: None
+
+    assert "are more than" in find(world, spoil).reason
+
+
+def test_a_pin_that_is_not_counted(world: World) -> None:
+    """A prefix that is pinned twice is let go of with the first unpin."""
+
+    def spoil(_: Any, core: Any) -> None:
+        cache = core.scheduler.cache
+        cache.pins.lower = lambda key: cache._drop_pin(key)
+
+    reason = find(world, spoil).reason
+    assert "pins on" in reason or "was not there" in reason
+
+
+def test_an_explanation_that_is_one_token_off(world: World) -> None:
+    def spoil(_: Any, core: Any) -> None:
+        original = core.scheduler.cache.explain
+
+        def explain(namespace: bytes, tokens: list[int]) -> Any:
+            evidence = original(namespace, tokens)
+            shorter = evidence.stop._replace(num_tokens=max(evidence.stop.num_tokens - 1, 0))
+            return evidence._replace(stop=shorter)
+
+        core.scheduler.cache.explain = explain
+
+    assert "matched, says its explanation" in find(world, spoil).reason
+
+
+def test_an_answer_put_back_without_its_last_token(world: World) -> None:
+    def spoil(engine: Any, _: Any) -> None:
+        turns = engine._client.conversations.turns
+        original = turns.remember
+
+        def remember(salt: Any, index: int, message: Any, turn: Any) -> None:
+            original(salt, index, message, replace(turn, token_ids=turn.token_ids[:-1]))
+
+        turns.remember = remember
+
+    assert "its prompt says" in find(world, spoil).reason
+
+
+# -- the disk ------------------------------------------------------------------------------------------------------
+
+
+def spoil_store(name: str, make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], None]:
+    """Replace the disk store's ``name`` by ``make(store, original)``."""
+
+    def spoil(_: Any, core: Any) -> None:
+        store = core.scheduler.cache._store
+        if store is not None:
+            setattr(store, name, make(store, getattr(store, name)))
+
+    return spoil
+
+
+@pytest.fixture
+def disk_world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Every epoch keeps its KV on a disk without faults."""
+    monkeypatch.setattr(driver, "DIRECTORIES", ("own",))
+    return world
+
+
+def test_a_wrong_number_behind_the_checksum(disk_world: World) -> None:
+    """A restored block differs from what was read in one number."""
+
+    def make(store: Any, original: Any) -> Any:
+        def load(tier: Any, ref: Any, block: int) -> bool:
+            if original(tier, ref, block):
+                store._planes(block)[-1, 0, 0, 0, 0] += 1
+                return True
+            return False
+
+        return load
+
+    assert "alone" in find(disk_world, spoil_store("_load", make)).reason
+
+
+def test_a_load_one_token_too_long(disk_world: World) -> None:
+    def make(_: Any, original: Any) -> Any:
+        def load(namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Any) -> int:
+            loaded = original(namespace, tokens, start, limit, blocks)
+            return min(loaded + 1, limit - start) if loaded else 0
+
+        return load
+
+    reason = find(disk_world, spoil_store("load", make)).reason
+    assert "alone" in reason or "were reused, but only" in reason
+
+
+def test_a_salt_that_the_disk_forgets(disk_world: World) -> None:
+    def make(_: Any, original: Any) -> Any:
+        return lambda namespace: original(bytes(32))
+
+    reason = find(disk_world, spoil_store("_tier", make)).reason
+    assert "were reused, but only" in reason or "were ever asked" in reason
+
+
+def test_a_part_filled_block_with_a_slot_too_few(disk_world: World) -> None:
+    """The last slot of a part-filled block goes to disk as it was before."""
+
+    def make(_: Any, original: Any) -> Any:
+        return lambda block, num_tokens: original(block, num_tokens - 1)
+
+    assert "alone" in find(disk_world, spoil_store("_read_part", make)).reason
+
+
+def test_blocks_saved_before_they_are_copied(disk_world: World) -> None:
+    """A sequence that leaves before its copy on write is carried out goes to disk all the same."""
+
+    def spoil(_: Any, core: Any) -> None:
+        cache = core.scheduler.cache
+        cache._copies_into = lambda _: []
+
+    reason = find(disk_world, spoil).reason
+    assert "alone" in reason or "left behind" in reason or "AssertionError" in reason
+
+
+def test_damage_that_nobody_looks_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checksums are not compared."""
+    monkeypatch.setattr(driver, "DIRECTORIES", ("own, faulty",))
+    monkeypatch.setattr(disk, "DAMAGE", ("flipped",))
+
+    def read(self: Any, place: Any, into: memoryview) -> None:
+        with open(self.folder / place.segment.name, "rb") as file:
+            file.seek(place.segment.offset + place.number * self.geometry.block_bytes)
+            file.readinto(into)
+
+    monkeypatch.setattr(files.SegmentFiles, "read", read)
+    assert "alone" in find(world, lambda *_: None).reason
+
+
 def test_a_report_can_be_run_again_and_made_small(world: World) -> None:
     """A failure names seed and epoch; with most operations left out it fails in the same way; repaired, all holds."""
     failure = find(world, no_copies)
     assert f"--seed {SEED} --epoch {failure.plan.epoch}" in str(failure)
     with pytest.raises(Failure) as again:
-        world.run(make_plan(SEED, failure.plan.epoch))
+        world.run_again(make_plan(SEED, failure.plan.epoch))
     assert str(again.value) == str(failure)
     small = shrink(world, failure, 20.0)
     assert len(small.plan.operations) <= 10 < len(failure.plan.operations)

@@ -230,6 +230,8 @@ class EngineCore:
     def _end(self, state: RequestState, reason: FinishReason, error: RequestFailedError | None = None) -> None:
         """Finish what is live of a request, for one reason."""
         for completion in state.live:
+            if completion.finish_reason is not None:  # its consumer raised at another one's end, which ended them all
+                continue
             completion.finish_reason, completion.error = reason, error
             if completion.sequence is not None:
                 self.scheduler.finish(completion.sequence, keep=reason != "error")

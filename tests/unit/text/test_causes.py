@@ -12,7 +12,7 @@ from foreword.text.causes.history import history
 from foreword.text.causes.identifier import identifier
 from foreword.text.causes.order import order
 from foreword.text.conversation import ChatOptions, Conversations
-from foreword.text.pieces import common_prefix, locate, plain
+from foreword.text.pieces import Piece, PromptText, common_prefix, locate, plain
 from foreword.text.tokenizer import Tokenizer
 
 CLOCKS = [
@@ -205,3 +205,11 @@ def test_histories_that_say_nothing() -> None:
     assert history(turns("a", "b", "c"), turns("c", "d", "e")) == "history_truncated"
     assert history(turns("a", "b", "c", "d", "e"), turns("a", "x", "c", "d", "e")) == "history_changed"
     assert history([], turns("a")) is None
+
+
+def test_a_message_without_a_piece_of_its_own() -> None:
+    """Where a tool's definition is taken to cover a message, the other prompt's text is read without its markup."""
+    text = "<bos>f;<user>hello<model>"
+    tool, rest = Piece(PromptPiece("tools", 0), 0, 18), Piece(PromptPiece("generation"), 18, len(text))
+    actual = PromptText(text, (tool, rest), ({"role": "user", "content": "hello"},), contents={0: (13, 18)})
+    assert compare(plain("<bos>f;<user>other<model>"), actual).cause is None

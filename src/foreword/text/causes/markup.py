@@ -52,7 +52,7 @@ def _markup(prompt: PromptText) -> tuple[dict[str, str], str]:
     endings: Counter[str] = Counter()
     for index, (start, end) in prompt.contents.items():
         own = [piece for piece in prompt.pieces if piece.piece.index == index and piece.piece.role is not None]
-        opening = prompt.text[own[0].start : start]
+        opening = prompt.text[own[0].start : start] if own else ""  # no piece where one of a tool covers it all
         if opening.strip():
             openings.setdefault(opening, str(own[0].piece.role))
             endings[prompt.text[end : own[-1].end]] += 1
