@@ -116,6 +116,6 @@ class DiskStore:
         return self._read(self._spare)
 
     def _planes(self, block: int) -> Tensor:
-        """``[num_layers, 2, num_kv_heads, block_size, head_dim]``: the part of the pool that is ``block``."""
+        """``[num_layers, 2, num_kv_heads, block_size, row_width]``: the part of the pool that is ``block``."""
         size = self._pool.block_size
         return self._pool.data[:, :, :, block * size : (block + 1) * size]

@@ -72,6 +72,12 @@ INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
     for (int i = 0; i < W; ++i) x[i] = (int32_t)((uint32_t)p[2 * i + odd] << 16);
     return (vf)x;
 }
+INLINE vf v_load_bytes(const int8_t *p)
+{
+    vf x;
+    for (int i = 0; i < W; ++i) x[i] = (float)p[i];
+    return x;
+}
 INLINE int v_any_nan(vf a)
 {
     int any = 0;
