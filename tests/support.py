@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
-TINY_KV_ROWS, TINY_HEAD_DIM = 2 * 2 * 2, 16  # rows of a token: 2 layers, key and value, 2 heads
+TINY_KV_ROWS = 2 * 2 * 2  # of a token: 2 layers, key and value, 2 heads
+TINY_ROW_BYTES = {"float32": 4 * 16, "bfloat16": 2 * 16, "int8": 16 + 4}
 
 
 def save_tiny_llama(directory: Path) -> Path:
@@ -101,8 +102,8 @@ def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float
     """Options of a tiny engine whose pool has exactly ``blocks`` blocks."""
     if options.get("kernels") == "torch":
         options.setdefault("num_threads", 1)  # operations this small only wait for each other on more
-    row = TINY_HEAD_DIM + 4 if options.get("kv_cache_dtype") == "int8" else TINY_HEAD_DIM * (4 if dtype == "float32" else 2)
-    memory = blocks * block_size * TINY_KV_ROWS * row
+    kept = "int8" if options.get("kv_cache_dtype") == "int8" else dtype
+    memory = blocks * block_size * TINY_KV_ROWS * TINY_ROW_BYTES[kept]
     return {"block_size": block_size, "dtype": dtype, "kv_cache_memory": memory, **options}
 
 

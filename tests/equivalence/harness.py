@@ -64,7 +64,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         config = self.decoder.config
-        geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, self.kv_dtype or self.decoder.ops.dtype)
+        geometry = KVGeometry(
+            config.num_layers, config.num_kv_heads, config.head_dim, self.kv_dtype or self.decoder.ops.dtype
+        )
         self.pool = KVPool(geometry, self.num_blocks, BLOCK)
         fill_with_nan(self.pool)
         self.free = list(range(self.num_blocks))

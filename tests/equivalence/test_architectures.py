@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from equivalence.harness import Bench, load
-from foreword.model.decoder import Decoder
 from foreword.ops.cpu.native.library import available
 from support import compute_paths
 

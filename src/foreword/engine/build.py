@@ -209,9 +209,7 @@ def _store(config: EngineConfig, pool: KVPool, ops: Ops) -> DiskStore | None:
         reject("max_disk_cache", config.max_disk_cache, str(error))
 
 
-def _namespace(
-    config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str
-) -> Namespace:
+def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:
     """What KV depends on. On disk it meets other machines and versions, and every byte of the weights counts.
 
     Args:

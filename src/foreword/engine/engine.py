@@ -47,8 +47,8 @@ class Engine:
         block_size: tokens per KV block, a divisor of 128.
         kv_cache_memory: bytes for the KV cache, or text such as "512MiB". None takes a fifth of the free memory, at
             most what ``max_num_seqs`` sequences of full length fill. Memory is only touched as it is used.
-        kv_cache_dtype: "auto" keeps KV in the ``dtype``; "int8" in 8 bits with a scale per token and head, so that nearly
-            twice as many tokens fit, for a small error.
+        kv_cache_dtype: "auto" keeps KV in the ``dtype``; "int8" in 8 bits with a scale for each token and head, so that
+            nearly twice as many tokens fit, at a small error.
         gpu_memory_utilization: share of a GPU's memory the engine may use, in (0, 1]; the CPU ignores it.
         max_num_seqs: sequences computed at once; more wait.
         max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None chooses.

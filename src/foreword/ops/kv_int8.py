@@ -1,7 +1,7 @@
 """Keys and values in 8 bits: each row, the key or value of one token and head, symmetric with a scale of its own.
 
-So a row depends on nothing but itself, and the results on neither batches nor chunks nor the cache. The scale lies behind
-the row's bytes, in the same slot of the pool: whatever copies, evicts or stores slots takes it along.
+So a row depends on nothing but itself, and results depend on neither batches nor chunks nor the cache. The scale lies
+behind the row's bytes, in the same slot of the pool: whatever copies, evicts or stores slots takes it along.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 
 SCALE_BYTES = 4
 """Of a row's float32 scale."""
+
 
 def scale_width(dtype: torch.dtype) -> int:
     """Elements behind those of a row of KV in ``dtype``."""

@@ -208,4 +208,4 @@ class Ops(Protocol):
         """
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
-        """Carry out ``copies`` on ``pool``, the layers one after the other: ``[num_layers, 2, num_kv_heads, num_slots, ..]``."""
+        """Carry out ``copies`` on ``pool [num_layers, 2, num_kv_heads, num_slots, ..]``, the layers of a KV pool."""

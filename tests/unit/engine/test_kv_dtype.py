@@ -49,7 +49,8 @@ def test_logits_are_near_those_of_plain_kv(tiny: TinyEngine, kernels: str) -> No
     """And not the same: it is what is read."""
     prompts = [random_ids(seed, 150) for seed in range(4)]
     plain, rounded = (
-        cold(tiny(kernels=kernels, kv_cache_dtype=kv), prompts, **{**GREEDY, "max_tokens": 1}) for kv in ("auto", "int8")
+        cold(tiny(kernels=kernels, kv_cache_dtype=kv), prompts, **{**GREEDY, "max_tokens": 1})
+        for kv in ("auto", "int8")
     )
     for (_, expected), (_, found) in zip(plain, rounded, strict=True):
         error = (found - expected).abs().max() / expected.std()

@@ -110,7 +110,9 @@ def test_copies_take_values_and_scales_along(kernels: str, copy: SlotCopy) -> No
     expected = [rows_in(layer, kernels).clone() for layer in layers]
     ops.copy_slots(layers, [copy])
     for layer, rows in zip(layers, expected, strict=True):
-        rows[:, :, copy.target : copy.target + copy.length] = rows[:, :, copy.source : copy.source + copy.length].clone()
+        rows[:, :, copy.target : copy.target + copy.length] = rows[
+            :, :, copy.source : copy.source + copy.length
+        ].clone()
         assert torch.equal(rows_in(layer, kernels), rows)
 
 

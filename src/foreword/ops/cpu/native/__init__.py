@@ -42,7 +42,8 @@ class NativeOps(CpuOps):
     """:class:`foreword.ops.protocol.Ops` on the C kernels; what they do not speed up is inherited.
 
     Args:
-        dtype: of weights that are not quantised, and of KV that is not int8: float32 or bfloat16. Activations are float32.
+        dtype: of weights that are not quantised and of KV that is not int8: float32 or bfloat16. Activations are
+            float32.
         kernels: the instruction set, one of :func:`foreword.ops.cpu.native.library.available`.
         num_threads: threads of the kernels' own pool; None takes torch's number.
         onednn: products of unquantised weights go through oneDNN, layer by layer, and only attention is native: faster

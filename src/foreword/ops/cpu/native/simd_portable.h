@@ -74,9 +74,11 @@ INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
 }
 INLINE vf v_load_bytes(const int8_t *p)
 {
-    vf x;
-    for (int i = 0; i < W; ++i) x[i] = (float)p[i];
-    return x;
+    typedef int8_t bytes __attribute__((vector_size(W)));
+    typedef int16_t words __attribute__((vector_size(2 * W)));
+    bytes x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(x, words), vi), vf); /* step by step */
 }
 INLINE int v_any_nan(vf a)
 {
