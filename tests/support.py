@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from foreword import Engine, EngineStats
+    from foreword.kv.pool import KVPool
 
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
-TINY_BYTES_PER_TOKEN = 2 * 2 * 2 * 16  # elements of KV: 2 layers, key and value, 2 heads of 16
+TINY_KV_ROWS = 2 * 2 * 2  # of a token: 2 layers, key and value, 2 heads
+TINY_ROW_BYTES = {"float32": 4 * 16, "bfloat16": 2 * 16, "int8": 16 + 4}
 
 
 def save_tiny_llama(directory: Path) -> Path:
@@ -77,20 +79,31 @@ def compute_paths(kernels: list[Any]) -> list[Any]:
     """Parameters: engine options that force each of ``kernels`` with every storage of the weights and of the KV."""
     import pytest
 
-    schemes = [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("float32", "int4")]
+    schemes: dict[str, dict[str, Any]] = {
+        "float32": {"dtype": "float32", "quantization": None},
+        "bfloat16": {"dtype": "bfloat16", "quantization": None},
+        "int8": {"dtype": "bfloat16", "quantization": "int8"},
+        "int4": {"dtype": "float32", "quantization": "int4"},
+        "int8-KV": {"dtype": "float32", "quantization": None, "kv_cache_dtype": "int8"},
+    }
     return [
-        pytest.param({"kernels": name, "dtype": dtype, "quantization": scheme}, id=f"{name}-{scheme or dtype}")
+        pytest.param({"kernels": name, **options}, id=f"{name}-{scheme}")
         for name in kernels
-        for dtype, scheme in schemes
+        for scheme, options in schemes.items()
     ]
+
+
+def fill_with_nan(pool: KVPool) -> None:
+    """Every slot as if a failed request had left it."""
+    pool.data.fill_(float("nan") if pool.data.is_floating_point() else -1)  # a scale of -1s is NaN
 
 
 def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     """Options of a tiny engine whose pool has exactly ``blocks`` blocks."""
     if options.get("kernels") == "torch":
         options.setdefault("num_threads", 1)  # operations this small only wait for each other on more
-    width = 4 if dtype == "float32" else 2
-    memory = blocks * block_size * TINY_BYTES_PER_TOKEN * width
+    kept = "int8" if options.get("kv_cache_dtype") == "int8" else dtype
+    memory = blocks * block_size * TINY_KV_ROWS * TINY_ROW_BYTES[kept]
     return {"block_size": block_size, "dtype": dtype, "kv_cache_memory": memory, **options}
 
 

@@ -88,7 +88,7 @@ def measure(model: str, options: dict[str, object], tokens: int, prompts: int, l
 def compare(scheme: str, measured: Measured, reference: Measured) -> Row:
     pairs = list(zip(measured.logprobs, reference.logprobs, strict=True))
     same = sum(a == b for a, b in zip(measured.best, reference.best, strict=True))
-    runs = [_agreeing(*both) for both in zip(measured.continuations, reference.continuations, strict=True)]
+    runs = [agreeing(*both) for both in zip(measured.continuations, reference.continuations, strict=True)]
     return Row(
         scheme,
         math.exp(-sum(measured.logprobs) / len(pairs)),
@@ -98,7 +98,7 @@ def compare(scheme: str, measured: Measured, reference: Measured) -> Row:
     )
 
 
-def _agreeing(one: list[int], two: list[int]) -> int:
+def agreeing(one: list[int], two: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 

@@ -17,6 +17,7 @@ from foreword.model.inputs import ForwardBatch
 from foreword.model.load import load_model
 from foreword.ops import create_ops
 from foreword.ops.protocol import AttentionSequence, Quantization, SlotRun
+from support import fill_with_nan
 
 BLOCK = 16
 
@@ -57,14 +58,17 @@ class Bench:
 
     decoder: Decoder
     num_blocks: int = 128
+    kv_dtype: torch.dtype | None = None  # None: the decoder's
     pool: KVPool = field(init=False)
     free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.decoder.config
-        geometry = KVGeometry(config.num_layers, config.num_kv_heads, config.head_dim, self.decoder.ops.dtype)
+        geometry = KVGeometry(
+            config.num_layers, config.num_kv_heads, config.head_dim, self.kv_dtype or self.decoder.ops.dtype
+        )
         self.pool = KVPool(geometry, self.num_blocks, BLOCK)
-        self.pool.data.fill_(float("nan"))
+        fill_with_nan(self.pool)
         self.free = list(range(self.num_blocks))
 
     def sequence(self, capacity: int, scatter: int | None = None) -> Tracked:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from equivalence.harness import Bench, load
-from foreword.model.decoder import Decoder
 from foreword.ops.cpu.native.library import available
 from support import compute_paths
 
@@ -171,8 +170,9 @@ def test_logits_equal_those_of_transformers(case: Case, checkpoint: Callable[[Ca
         assert (found - expected).abs().max().item() <= TOLERANCE, kernels
 
 
-def load_path(directory: Path, path: dict[str, Any]) -> Decoder:
-    return load(directory, getattr(torch, path["dtype"]), path["kernels"], path["quantization"])
+def bench_of(directory: Path, path: dict[str, Any], num_blocks: int = 128) -> Bench:
+    decoder = load(directory, getattr(torch, path["dtype"]), path["kernels"], path["quantization"])
+    return Bench(decoder, num_blocks, torch.int8 if path.get("kv_cache_dtype") == "int8" else None)
 
 
 @pytest.mark.parametrize("path", compute_paths(BEST))
@@ -180,7 +180,7 @@ def load_path(directory: Path, path: dict[str, Any]) -> Decoder:
 def test_bits_do_not_depend_on_chunks_or_layout(
     case: Case, path: dict[str, Any], checkpoint: Callable[[Case], Path]
 ) -> None:
-    bench = Bench(load_path(checkpoint(case), path))
+    bench = bench_of(checkpoint(case), path)
     tokens = _tokens()
     whole = bench.run(tokens)
     assert torch.isfinite(whole).all()
@@ -191,7 +191,7 @@ def test_bits_do_not_depend_on_chunks_or_layout(
 @pytest.mark.parametrize("path", compute_paths(KERNELS))
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2-sliding", "gemma2", "gemma3", "smollm3-sliding"])
 def test_bits_do_not_depend_on_the_batch(name: str, path: dict[str, Any], checkpoint: Callable[[Case], Path]) -> None:
-    bench = Bench(load_path(checkpoint(CASES[IDS.index(name)]), path), num_blocks=256)
+    bench = bench_of(checkpoint(CASES[IDS.index(name)]), path, num_blocks=256)
     prompts = [_tokens()[start : start + length] for start, length in ((0, 270), (3, 40), (9, 130), (20, 5), (1, 200))]
     alone = [bench.run(prompt, scatter=number) for number, prompt in enumerate(prompts)]
 

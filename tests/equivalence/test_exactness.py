@@ -19,7 +19,7 @@ LENGTHS = [1, 2, 5, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 257]
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate(LENGTHS)]
 
 PATHS = compute_paths(["torch", *available()])
-FEWER = [path for path in PATHS if path.values[0]["kernels"] != "torch" or path.id in ("torch-float32", "torch-int8")]
+FEWER = [path for path in PATHS if path.id not in ("torch-bfloat16", "torch-int4")]
 """Quantised weights are plain bfloat16 or float32 ones to the torch operations, which take the most time here."""
 paths = pytest.mark.parametrize("path", FEWER)
 
@@ -37,8 +37,8 @@ def block_sizes(path: Options, *sizes: int) -> list[int]:
 
 
 def test_every_path_is_covered() -> None:
-    """The native kernels found here are all tested, each with plain, 8-bit and 4-bit weights; and torch is."""
-    assert len(FEWER) == 4 * len(available()) + 2
+    """The native kernels found here are all tested, with plain, 8-bit and 4-bit weights and 8-bit KV; and torch is."""
+    assert len(FEWER) == 5 * len(available()) + 3
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 61, 130, 500])
@@ -218,6 +218,9 @@ REAL_PATHS = [
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int8"}, id="int8"),
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int4"}, id="int4"),
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": None}, id="bfloat16"),
+    pytest.param(
+        {"kernels": BEST, "dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}, id="int4-int8-KV"
+    ),
     pytest.param({"kernels": BEST, "dtype": "float32", "quantization": None}, id="float32", marks=pytest.mark.soak),
 ]
 
@@ -252,8 +255,8 @@ def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None
     options = {**REAL, "max_tokens": 30}
     prompts = [engine.encode(text)[:12] for text in TEXTS]
     expected = cold(engine, prompts, **options)
-    width = 2 if path["dtype"] == "bfloat16" else 1
-    small = shared_engines("smollm2-135m", **path, kv_cache_memory=5 * 16 * 46080 // width, max_num_batched_tokens=64)
+    block = engine._loop.core.runner.pool.geometry.bytes_per_token * 16
+    small = shared_engines("smollm2-135m", **path, kv_cache_memory=5 * block, max_num_batched_tokens=64)
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
     assert small.stats().preemptions > 0
 

@@ -45,6 +45,7 @@ BAD_SAMPLING: list[tuple[str, Any]] = [
 
 BAD_OPTIONS: list[tuple[str, Any]] = [
     *[("dtype", v) for v in ("float64", "int8", 16, None)],
+    *[("kv_cache_dtype", v) for v in ("int4", "bfloat16", 8, None)],
     *[("device", v) for v in ("tpu", "cuda", 5, None)],
     *[("block_size", v) for v in (0, -16, 3, 24, 256, 16.0, None, True)],
     *[("max_num_seqs", v) for v in (0, -1, 1.5, None)],

@@ -18,7 +18,7 @@ from foreword import Engine, EngineClosedError, RequestFailedError
 from foreword.engine.loop import AsyncChannel
 from foreword.ops.cpu.native.library import available
 from foreword.text.detokenizer import IncrementalDetokenizer
-from support import assert_idle, assert_same_bits, cold, compute_paths, generate_recorded, random_ids
+from support import assert_idle, assert_same_bits, cold, compute_paths, fill_with_nan, generate_recorded, random_ids
 
 TinyEngine = Callable[..., Engine]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
@@ -94,7 +94,7 @@ def test_a_failed_step_leaves_no_unwritten_kv(new_tiny: TinyEngine, length: int)
     first = expected[0][0][0]
     for stop in (first, None):
         engine.reset_prefix_cache()
-        runner(engine).pool.data.fill_(torch.nan)
+        fill_with_nan(runner(engine).pool)
         sampling = {**GREEDY, "n": 3, "max_tokens": 1 if stop is None else 5, "stop_token_ids": [stop] if stop else []}
         with replaced(runner(engine), "execute", failing_at(1)):
             engine.generate([prompt], **sampling)
@@ -206,7 +206,7 @@ def test_nan_in_foreign_kv_reaches_nobody(new_tiny: TinyEngine, path: dict[str, 
     prompts = [random_ids(seed, 3 + 4 * seed) for seed in range(8)]
     expected = cold(engine, prompts, **GREEDY)
     engine.reset_prefix_cache()
-    runner(engine).pool.data.fill_(torch.nan)
+    fill_with_nan(runner(engine).pool)
     assert_same_bits(generate_recorded(engine, prompts, **GREEDY), expected)
     assert_same_bits(generate_recorded(engine, prompts[::-1], **GREEDY), expected[::-1])
 

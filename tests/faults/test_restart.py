@@ -48,6 +48,18 @@ def test_a_restart_goes_on_where_the_last_process_ended(reopened: NewEngine) -> 
     assert turn.usage.cached_tokens == len(PROMPT) + len(answer) - 1  # the last sampled token has no KV
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_int8_kv_comes_back_with_its_scales(reopened: NewEngine, kernels: str) -> None:
+    """Whole blocks and a part of one."""
+    options = {"kernels": kernels, "kv_cache_dtype": "int8"}
+    expected = generate_recorded(reopened(**options), [PROMPT], **OPTIONS)
+    engine = reopened(**options)
+    assert_same_bits(generate_recorded(engine, [PROMPT], **OPTIONS), expected)
+    assert engine.stats().tokens_restored == len(PROMPT) - 1
+    turn = reopened(**options).generate([*PROMPT, *expected[0][0], 7, 8], **OPTIONS)
+    assert turn.usage.cached_tokens == len(PROMPT) + len(expected[0][0]) - 1
+
+
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 64])
 def test_every_length_comes_back_whole(reopened: NewEngine, length: int) -> None:
     prompt = random_ids(length, length)
@@ -132,6 +144,8 @@ def test_salts_and_everything_else_that_kv_depends_on_keep_apart(
     assert cached(other_weights) == 0
     assert cached(other_rope) == 0
     assert cached(dtype="bfloat16") == 0
+    assert cached(kv_cache_dtype="int8") == 0
+    assert cached(kv_cache_dtype="int8", dtype="bfloat16") == 0  # of other weights
     assert cached(block_size=32) == 0
     assert cached(kernels="torch") == 0
     assert cached(kernels="portable") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -44,6 +45,7 @@ class Path:
     kernels: str
     dtype: str
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
@@ -55,7 +57,7 @@ class Path:
         return 10 if self.kernels == "torch" else 1
 
     def options(self) -> dict[str, Any]:
-        return {"kernels": self.kernels, "dtype": self.dtype, "quantization": self.quantization}
+        return dataclasses.asdict(self)
 
 
 def paths() -> list[Path]:
@@ -64,7 +66,8 @@ def paths() -> list[Path]:
     native = list(available())
     if not native:
         return torch
-    best = [Path(native[0], "float32")] * 7 + [Path(native[0], "bfloat16")] * 3 + [Path(native[0], "bfloat16", "int8")]
+    best = [Path(native[0], "float32")] * 6 + [Path(native[0], "float32", kv_cache_dtype="int8")]
+    best += [Path(native[0], "bfloat16")] * 3 + [Path(native[0], "bfloat16", "int8")]
     return best + [Path(name, "float32") for name in native[1:]] + torch
 
 

@@ -13,6 +13,7 @@ from foreword.core.validation import reject
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("auto", None, "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "int8")
 KERNELS = ("auto", "torch", "portable", "avx2", "avx512", "avx512_vnni")
 
 MAX_THREADS = 256
@@ -38,6 +39,7 @@ class EngineConfig:
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_memory: int | str | None = None
+    kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -61,6 +63,8 @@ class EngineConfig:
             reject("dtype", self.dtype, f"choose one of {', '.join(DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
             reject("quantization", self.quantization, f"choose one of {', '.join(map(repr, QUANTIZATIONS))}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            reject("kv_cache_dtype", self.kv_cache_dtype, f"choose one of {', '.join(KV_CACHE_DTYPES)}")
         if self.kernels not in KERNELS:
             reject("kernels", self.kernels, f"choose one of {', '.join(KERNELS)}")
         optional = ("num_threads", "max_num_batched_tokens", "max_model_len")

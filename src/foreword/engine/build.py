@@ -77,8 +77,9 @@ def build(config: EngineConfig) -> EngineParts:
     ops = create_ops(device, dtype, kernels, quantization is not None, config.num_threads)
     ops.enter_thread()
     model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)
-    ops.calibrate(model.shape, home() / "machine")
-    geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else torch.int8
+    ops.calibrate(model.shape, kv_dtype, home() / "machine")
+    geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
     num_blocks = _num_blocks(config, geometry, max_model_len)
     spare = config.cache_dir is not None  # a block through which others go to disk
     try:
@@ -104,8 +105,8 @@ def build(config: EngineConfig) -> EngineParts:
         chunked_prefill=config.enable_chunked_prefill,
     )
     runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids), device)
-    name = str(dtype).removeprefix("torch.")
-    backend = f"{ops.name} kernels, {quantization or name} weights, {name} KV, {ops.num_threads} threads"
+    computed, kept = (str(each).removeprefix("torch.") for each in (dtype, kv_dtype))
+    backend = f"{ops.name} kernels, {quantization or computed} weights, {kept} KV, {ops.num_threads} threads"
     logger.info(
         "%s on %s with %s: %d KV blocks of %d tokens (%.2f GB)",
         source.name, device, backend, num_blocks, config.block_size, pool.data.nbytes / 1e9,
@@ -115,7 +116,7 @@ def build(config: EngineConfig) -> EngineParts:
         backend=backend,
         tokenizer=tokenizer,
         limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
-        namespace=_namespace(config, source.directory, geometry, ops, quantization),
+        namespace=_namespace(config, source.directory, geometry, ops, f"{quantization} {computed}"),
     )
 
 
@@ -215,10 +216,12 @@ def _store(config: EngineConfig, pool: KVPool, ops: Ops, policy: EvictionPolicy)
     return TieredStore(stores, pool.block_size) if len(stores) > 1 else next(iter(stores), None)
 
 
-def _namespace(
-    config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, quantization: Quantization | None
-) -> Namespace:
-    """What KV depends on. On disk it meets other machines and versions, and every byte of the weights counts."""
+def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:
+    """What KV depends on. On disk it meets other machines and versions, and every byte of the weights counts.
+
+    Args:
+        weights_as: the scheme and the dtype that weights are held in.
+    """
     model = (directory / "config.json").read_text()
     layout = f"{geometry} in blocks of {config.block_size}; {ops.kv_layout}"
     if config.cache_dir is None:
@@ -226,4 +229,4 @@ def _namespace(
     else:
         weights = full_digest(directory, home() / "machine")
         layout += f"; foreword {__version__}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-    return Namespace(weights=f"{weights} {quantization}", config=model, layout=layout)
+    return Namespace(weights=f"{weights} {weights_as}", config=model, layout=layout)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from foreword.ops.kv_int8 import scale_width
 from foreword.ops.protocol import KVLayer
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """Shape of one token's KV."""
+    """Shape of one token's KV.
+
+    Attributes:
+        dtype: of the pool; int8 comes with a scale for each head.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -25,11 +30,16 @@ class KVGeometry:
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.row_width * self.dtype.itemsize
+
+    @property
+    def row_width(self) -> int:
+        """Elements of one head's key or value, the scale included."""
+        return self.head_dim + scale_width(self.dtype)
 
 
 class KVPool:
-    """Keys and values of all layers, head-major: ``[num_layers, 2, num_kv_heads, num_slots, head_dim]``.
+    """Keys and values of all layers, head-major: ``[num_layers, 2, num_kv_heads, num_slots, row_width]``.
 
     Block ``b`` owns the slots ``b * block_size .. (b + 1) * block_size - 1``. Memory is touched, and so
     resident, only where a block has been written.
@@ -39,7 +49,7 @@ class KVPool:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_size = block_size
-        shape = (geometry.num_layers, 2, geometry.num_kv_heads, num_blocks * block_size, geometry.head_dim)
+        shape = (geometry.num_layers, 2, geometry.num_kv_heads, num_blocks * block_size, geometry.row_width)
         self.data: Tensor = (
             _lazy_zeros(shape, geometry.dtype)
             if device == "cpu"
@@ -48,7 +58,7 @@ class KVPool:
         self.layers = [KVLayer(layer[0], layer[1]) for layer in self.data]
 
     def block(self, number: int) -> Tensor:
-        """``[num_layers, 2, num_kv_heads, block_size, head_dim]``: the part of the pool that is one block."""
+        """``[num_layers, 2, num_kv_heads, block_size, row_width]``: the part of the pool that is one block."""
         return self.data[:, :, :, number * self.block_size : (number + 1) * self.block_size]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -87,7 +88,8 @@ class AttentionSpec:
 
 
 class KVLayer(NamedTuple):
-    """One layer of the KV pool: two tensors ``[num_kv_heads, num_slots, head_dim]``."""
+    """One layer of the KV pool: two tensors ``[num_kv_heads, num_slots, head_dim]``, or, of int8, ``[num_kv_heads,
+    num_slots, head_dim + SCALE_BYTES]``; see :mod:`foreword.ops.kv_int8`."""
 
     key: Tensor
     value: Tensor
@@ -176,7 +178,7 @@ class Ops(Protocol):
     def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
         """The layers as one operation; None: this backend has none, and they are run primitive by primitive."""
 
-    def calibrate(self, shape: DecoderShape, directory: Path) -> None:
+    def calibrate(self, shape: DecoderShape, kv_dtype: torch.dtype, directory: Path) -> None:
         """Measure what plans are weighed by, in a few milliseconds, or read what ``directory`` keeps of the last time.
         Changes no result, only the time."""
 
@@ -206,4 +208,4 @@ class Ops(Protocol):
         """
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
-        """Carry out ``copies`` on ``pool [num_layers, 2, num_kv_heads, num_slots, D]``."""
+        """Carry out ``copies`` on ``pool [num_layers, 2, num_kv_heads, num_slots, ..]``, the layers of a KV pool."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from foreword.ops.cpu import CpuOps
+from foreword.ops.kv_int8 import scale_width
 from foreword.ops.protocol import AttentionSequence, AttentionSpec, KVLayer, SlotCopy, SlotRun
 
 KV_HEADS, GROUP, DIM, SLOTS = 2, 3, 32, 2048
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=["fp32", "bf16", "int8"])
 SPECS = [
     AttentionSpec(0.2),
     AttentionSpec(0.2, window=70),
@@ -23,12 +24,13 @@ SPECS = [
 
 
 class Pages:
-    """Sequences whose KV lies in blocks of a pool; every other slot is NaN."""
+    """Sequences whose KV, of ``dtype``, lies in blocks of a pool; every other slot is NaN."""
 
     def __init__(self, dtype: torch.dtype, lengths: list[int], block: int = 16, scatter: bool = False) -> None:
+        shape, empty = (KV_HEADS, SLOTS, DIM + scale_width(dtype)), -1 if dtype == torch.int8 else math.nan
+        self.layer = KVLayer(*(torch.full(shape, empty, dtype=dtype) for _ in range(2)))
+        dtype = torch.float32 if dtype == torch.int8 else dtype
         self.ops = CpuOps(dtype)
-        shape = (KV_HEADS, SLOTS, DIM)
-        self.layer = KVLayer(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
         self.keys = [torch.randn(length, KV_HEADS, DIM).to(dtype) for length in lengths]
         self.values = [torch.randn(length, KV_HEADS, DIM).to(dtype) for length in lengths]
         self.queries = [torch.randn(length, KV_HEADS * GROUP, DIM).to(dtype) for length in lengths]
@@ -86,7 +88,7 @@ class Pages:
 def test_attention_is_right(spec: AttentionSpec, scatter: bool, dtype: torch.dtype) -> None:
     pages = Pages(dtype, [300, 5, 128], scatter=scatter)
     results = pages.attend([(0, 0, 300), (1, 0, 5), (2, 0, 128)], spec, padding=7)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.int8: 5e-2}[dtype]
     for number, result in enumerate(results):
         torch.testing.assert_close(result.double(), pages.expected(number, spec), atol=tolerance, rtol=tolerance)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foreword.ops.cpu import CpuOps
 from foreword.ops.cpu.native import NativeOps
+from foreword.ops.kv_int8 import scale_width
 from foreword.ops.protocol import AttentionSequence, AttentionSpec, KVLayer, SlotRun
 from support import native_kernels
 
@@ -22,7 +23,7 @@ SPECS = [
     AttentionSpec(0.2, window=200, softcap=1.5),
 ]
 paths = pytest.mark.parametrize("kernels", native_kernels())
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=["fp32", "bf16", "int8"])
 Part = tuple[int, int, int]
 """A sequence and its queries ``begin .. end - 1``."""
 
@@ -31,24 +32,29 @@ class Pages:
     """Sequences in a pool of each backend; slots that hold no token are NaN.
 
     Args:
+        dtype: of the KV.
         scatter: the seed of a random order of all blocks; None: one run per sequence.
     """
 
     def __init__(
         self,
-        ops: CpuOps,
+        kernels: str,
+        dtype: torch.dtype,
         lengths: list[int],
         kv_heads: int = 2,
         group: int = 3,
         dim: int = 32,
         scatter: int | None = None,
+        num_threads: int = 1,
     ) -> None:
-        self.ops, self.reference = ops, CpuOps(ops.dtype)
+        plain = torch.float32 if dtype == torch.int8 else dtype
+        self.ops, self.reference = NativeOps(plain, kernels, num_threads), CpuOps(plain)
         generator = torch.Generator().manual_seed(4)
         needed = sum(-(-length // BLOCK) for length in lengths) + 3
 
         def pool() -> KVLayer:
-            empty = torch.full((2, kv_heads, needed * BLOCK, dim), torch.nan, dtype=ops.dtype)
+            shape = (2, kv_heads, needed * BLOCK, dim + scale_width(dtype))
+            empty = torch.full(shape, -1 if dtype == torch.int8 else torch.nan, dtype=dtype)  # scales of -1s are NaN
             return KVLayer(empty[0], empty[1])
 
         self.native, self.plain = pool(), pool()
@@ -61,7 +67,7 @@ class Pages:
             own = [blocks.pop(0) for _ in range(-(-length // BLOCK))]
             runs = [SlotRun(block * BLOCK, min(BLOCK, length - i * BLOCK)) for i, block in enumerate(own)]
             self.runs.append(runs if scatter is not None else [SlotRun(own[0] * BLOCK, length)])
-            key, value = (torch.randn(length, kv_heads, dim, generator=generator).to(ops.dtype) for _ in range(2))
+            key, value = (torch.randn(length, kv_heads, dim, generator=generator).to(plain) for _ in range(2))
             slots = torch.cat([torch.arange(start, start + size, dtype=torch.int32) for start, size in runs])
             self.ops.store_kv(key, value, self.native, slots)
             self.reference.store_kv(key, value, self.plain, slots)
@@ -104,7 +110,7 @@ def test_attention_equals_that_of_torch(
     kernels: str, dtype: torch.dtype, scatter: int | None, spec: AttentionSpec
 ) -> None:
     """Whole prompts, later chunks and decodes in one batch; what no token owns is NaN and read by none."""
-    pages = Pages(NativeOps(dtype, kernels, num_threads=1), [300, 5, 128, 257], scatter=scatter)
+    pages = Pages(kernels, dtype, [300, 5, 128, 257], scatter=scatter)
     for parts in ([(0, 0, 300), (1, 0, 5), (2, 0, 128)], [(0, 130, 290), (3, 256, 257), (1, 4, 5), (2, 100, 101)]):
         assert_close(pages.attend(parts, spec), pages.expected(parts, spec))
 
@@ -114,7 +120,7 @@ def test_attention_equals_that_of_torch(
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("dim", [16, 64, 128])
 def test_every_group_size_and_head_size(kernels: str, dtype: torch.dtype, group: int, dim: int) -> None:
-    pages = Pages(NativeOps(dtype, kernels, num_threads=1), [140, 33], group=group, dim=dim, scatter=2)
+    pages = Pages(kernels, dtype, [140, 33], group=group, dim=dim, scatter=2)
     spec = AttentionSpec(dim**-0.5, window=100)
     parts = [(0, 60, 139), (1, 32, 33)]
     assert_close(pages.attend(parts, spec), pages.expected(parts, spec))
@@ -123,7 +129,7 @@ def test_every_group_size_and_head_size(kernels: str, dtype: torch.dtype, group:
 @paths
 @pytest.mark.parametrize("dim", [32, 48, 80, 96, 112, 192, 256])
 def test_odd_and_large_head_sizes(kernels: str, dim: int) -> None:
-    pages = Pages(NativeOps(torch.bfloat16, kernels, num_threads=1), [150], kv_heads=1, group=5, dim=dim)
+    pages = Pages(kernels, torch.bfloat16, [150], kv_heads=1, group=5, dim=dim)
     spec = AttentionSpec(dim**-0.5)
     assert_close(pages.attend([(0, 0, 150)], spec), pages.expected([(0, 0, 150)], spec))
 
@@ -135,7 +141,7 @@ def test_bits_do_not_depend_on_chunks_layout_or_neighbours(
     kernels: str, dtype: torch.dtype, spec: AttentionSpec
 ) -> None:
     lengths = [300, 90, 300, 17]
-    pages, scattered = (Pages(NativeOps(dtype, kernels, num_threads=1), lengths, scatter=s) for s in (None, 3))
+    pages, scattered = (Pages(kernels, dtype, lengths, scatter=s) for s in (None, 3))
     whole = [pages.attend([(number, 0, length)], spec)[0] for number, length in enumerate(lengths)]
     for place in (pages, scattered):
         for begin, end in ((0, 1), (0, 127), (5, 260), (127, 129), (128, 300), (256, 257), (299, 300)):
@@ -149,7 +155,7 @@ def test_bits_do_not_depend_on_chunks_layout_or_neighbours(
 def test_any_number_of_threads_gives_the_same_bits(kernels: str, dtype: torch.dtype) -> None:
     lengths = [1, 2, 100, 127, 128, 129, 256, 300]
     parts = [(number, length - 1, length) for number, length in enumerate(lengths)] + [(7, 3, 290)]
-    one, *more = (Pages(NativeOps(dtype, kernels, num_threads=count), lengths) for count in (1, 2, 3))
+    one, *more = (Pages(kernels, dtype, lengths, num_threads=count) for count in (1, 2, 3))
     expected = one.attend(parts, SPECS[0])
     for pages in more:
         assert all(map(torch.equal, pages.attend(parts, SPECS[0]), expected))
@@ -160,7 +166,7 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: str, dtype: torch.dt
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 127, 129, 143])
 def test_what_lies_behind_the_last_position_is_not_read(kernels: str, dtype: torch.dtype, length: int) -> None:
     """Whatever a former owner left in the rest of a block, NaN or infinity, changes no bit."""
-    pages = Pages(NativeOps(dtype, kernels, num_threads=1), [length])
+    pages = Pages(kernels, dtype, [length])
     part = [(0, length - 1, length)]
     start = pages.runs[0][0].start
     rest = torch.arange(start + length, start + -(-length // BLOCK) * BLOCK, dtype=torch.int32)
@@ -174,10 +180,11 @@ def test_what_lies_behind_the_last_position_is_not_read(kernels: str, dtype: tor
 
 
 @paths
+@dtypes
 @pytest.mark.parametrize("place", ["query", "key", "value"])
-def test_a_nan_in_a_sequence_reaches_that_sequence_only(kernels: str, place: str) -> None:
+def test_a_nan_in_a_sequence_reaches_that_sequence_only(kernels: str, dtype: torch.dtype, place: str) -> None:
     """It comes through to every query that sees it, and to no other sequence."""
-    pages = Pages(NativeOps(torch.float32, kernels, num_threads=1), [200, 150])
+    pages = Pages(kernels, dtype, [200, 150])
     parts = [(0, 199, 200), (1, 149, 150)]
     before = pages.attend(parts, SPECS[0])
     if place == "query":
@@ -195,7 +202,7 @@ def test_a_nan_in_a_sequence_reaches_that_sequence_only(kernels: str, place: str
 @paths
 def test_scores_far_apart_neither_overflow_nor_vanish(kernels: str) -> None:
     """The softmax of scores in the thousands, with the largest in any tile, is finite and right."""
-    pages = Pages(NativeOps(torch.float32, kernels, num_threads=1), [300])
+    pages = Pages(kernels, torch.float32, [300])
     for scale in (300.0, -300.0, 1e-6):
         spec = AttentionSpec(scale)
         found, expected = pages.attend([(0, 0, 300)], spec)[0], pages.expected([(0, 0, 300)], spec)[0]

@@ -11,6 +11,7 @@ import torch
 from foreword.ops.cpu import attention, elementwise, linear
 from foreword.ops.cpu.schedule import AttentionPlan
 from foreword.ops.cpu.threads import use_torch_threads
+from foreword.ops.kv_int8 import quantize_rows
 from foreword.ops.protocol import (
     Activation,
     AttentionSequence,
@@ -35,7 +36,7 @@ class CpuOps:
     """:class:`foreword.ops.protocol.Ops` in torch operations.
 
     Args:
-        dtype: of weights, activations and KV: float32 or bfloat16.
+        dtype: of weights, activations and KV that is not int8: float32 or bfloat16.
         num_threads: threads of the operations; None takes torch's.
 
     Raises:
@@ -80,7 +81,7 @@ class CpuOps:
     ) -> FusedLayers | None:
         return None
 
-    def calibrate(self, shape: DecoderShape, directory: Path) -> None:
+    def calibrate(self, shape: DecoderShape, kv_dtype: torch.dtype, directory: Path) -> None:
         """Its schedule has no choices to weigh."""
 
     def argmax(self, logits: Tensor) -> list[int | None]:
@@ -98,6 +99,8 @@ class CpuOps:
 
     def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
         count, slots = slots.shape[0], slots.long()
+        if layer.key.dtype == torch.int8:
+            key, value = quantize_rows(key[:count]), quantize_rows(value[:count])
         layer.key.index_copy_(1, slots, key[:count].transpose(0, 1))
         layer.value.index_copy_(1, slots, value[:count].transpose(0, 1))
 

@@ -13,6 +13,7 @@ import torch
 
 from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.cpu.schedule import AttentionPlan, Block, Group, HeadGeometry
+from foreword.ops.kv_int8 import dequantize_rows
 from foreword.ops.protocol import AttentionSpec, KVLayer
 
 if TYPE_CHECKING:
@@ -35,20 +36,25 @@ def attend(query: Tensor, layer: KVLayer, plan: AttentionPlan, spec: AttentionSp
 
 
 def _gather(group: Group, source: Tensor, target: Tensor) -> None:
-    """Copy a group's tokens from ``source [heads, slots, D]`` to ``target [I, heads, T * TILE, D]``.
+    """Copy a group's tokens from ``source [heads, slots, ..]`` to ``target [I, heads, T * TILE, D]``.
 
     What belongs to no token is zero: a foreign NaN times a probability of zero would be NaN.
     """
-    num_heads, num_slots, head_dim = source.shape
+    num_heads, num_slots, width = source.shape
+    head_dim = target.shape[-1]
     if group.slots is None:
         for item, start, position, length in group.copies:
-            target[item, :, position : position + length] = source[:, start : start + length]
+            target[item, :, position : position + length] = _plain(source[:, start : start + length])
     else:
         offsets = torch.arange(num_heads)[:, None] * num_slots
         index = group.slots[:, None] + offsets  # [I, heads, T * TILE]
-        target.view(-1, head_dim).copy_(source.reshape(-1, head_dim).index_select(0, index.view(-1)))
+        target.view(-1, head_dim).copy_(_plain(source.reshape(-1, width).index_select(0, index.view(-1))))
     if group.dirty:
         target.view(-1, head_dim).index_fill_(0, group.padding, 0)
+
+
+def _plain(rows: Tensor) -> Tensor:
+    return dequantize_rows(rows) if rows.dtype == torch.int8 else rows
 
 
 def _attend_block(

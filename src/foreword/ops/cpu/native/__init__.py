@@ -16,6 +16,7 @@ from foreword.ops.cpu.native import costs as measured
 from foreword.ops.cpu.native import library as lib
 from foreword.ops.cpu.native.plan import Costs, NativePlan, make_plan
 from foreword.ops.cpu.threads import use_torch_threads
+from foreword.ops.kv_int8 import scale_width
 from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
@@ -32,7 +33,7 @@ from foreword.ops.protocol import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_KINDS = {torch.float32: lib.F32, torch.bfloat16: lib.BF16, "int8": lib.Q8, "int4": lib.Q4}
+_KINDS = {torch.float32: lib.F32, torch.bfloat16: lib.BF16, torch.int8: lib.Q8, "int8": lib.Q8, "int4": lib.Q4}
 _LINE, _ARENA_BYTES = 64, 64 * 2**20
 DEFAULT_COSTS = Costs(tile=1.0, row=0.6)
 
@@ -41,7 +42,8 @@ class NativeOps(CpuOps):
     """:class:`foreword.ops.protocol.Ops` on the C kernels; what they do not speed up is inherited.
 
     Args:
-        dtype: of KV and of weights that are not quantised: float32 or bfloat16. Activations are float32.
+        dtype: of weights that are not quantised and of KV that is not int8: float32 or bfloat16. Activations are
+            float32.
         kernels: the instruction set, one of :func:`foreword.ops.cpu.native.library.available`.
         num_threads: threads of the kernels' own pool; None takes torch's number.
         onednn: products of unquantised weights go through oneDNN, layer by layer, and only attention is native: faster
@@ -136,19 +138,20 @@ class NativeOps(CpuOps):
         if self._onednn:
             return None
         self._fused = True
-        return NativeLayers(self._kernels, shape, layers, final_norm, self.dtype)
+        return NativeLayers(self._kernels, shape, layers, final_norm)
 
-    def calibrate(self, shape: DecoderShape, directory: Path) -> None:
+    def calibrate(self, shape: DecoderShape, kv_dtype: torch.dtype, directory: Path) -> None:
         group = shape.num_heads // shape.num_kv_heads
-        key = f"{lib.VERSION}-{self.name}-{str(self.dtype).removeprefix('torch.')}-{shape.head_dim}x{group}"
-        self._costs = measured.remembered(directory, key, lambda: measured.fit(self._seconds(group, shape.head_dim)))
+        key = f"{lib.VERSION}-{self.name}-{str(kv_dtype).removeprefix('torch.')}-{shape.head_dim}x{group}"
+        seconds = self._seconds(group, shape.head_dim, kv_dtype)
+        self._costs = measured.remembered(directory, key, lambda: measured.fit(seconds))
 
-    def _seconds(self, group: int, head_dim: int) -> Callable[[int, int], float]:
+    def _seconds(self, group: int, head_dim: int, kv_dtype: torch.dtype) -> Callable[[int, int], float]:
         """How long one task of some rows and tiles takes, one KV head and thus one thread working."""
 
         def seconds(rows: int, tiles: int) -> float:
             length = tiles * TILE
-            layer = KVLayer(*torch.ones(2, 1, length, head_dim, dtype=self.dtype))
+            layer = KVLayer(*torch.zeros(2, 1, length, head_dim + scale_width(kv_dtype), dtype=kv_dtype))
             sequences = [AttentionSequence(row, 1, length, (SlotRun(0, length),)) for row in range(rows)]
             positions = np.full(rows, length - 1, dtype=np.int32)
             plan = make_plan(sequences, positions, num_kv_heads=1, num_threads=1, costs=self._costs)
@@ -166,10 +169,10 @@ class NativeOps(CpuOps):
 
     @staticmethod
     def _shape(num_heads: int, layer: KVLayer, scale: float = 1.0) -> lib.Model:
-        num_kv_heads, _, head_dim = layer.key.shape
+        num_kv_heads, _, width = layer.key.shape
         return lib.Model(
-            num_layers=1, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            kv_kind=_KINDS[layer.key.dtype], scale=scale,
+            num_layers=1, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_dim=width - scale_width(layer.key.dtype), kv_kind=_KINDS[layer.key.dtype], scale=scale,
         )  # fmt: skip
 
 
@@ -217,7 +220,6 @@ class NativeLayers:
         shape: DecoderShape,
         layers: Sequence[LayerWeights],
         final_norm: Tensor,
-        kv_dtype: torch.dtype,
     ) -> None:
         self._kernels = kernels
         self._kept: list[Any] = list(layers)  # what the structs point to
@@ -225,7 +227,7 @@ class NativeLayers:
         self._model = lib.Model(
             num_layers=len(layers), hidden=shape.hidden_size, inner=shape.intermediate_size,
             num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-            gelu=shape.activation == "gelu_tanh", kv_kind=_KINDS[kv_dtype], eps=shape.rms_norm_eps,
+            gelu=shape.activation == "gelu_tanh", eps=shape.rms_norm_eps,
             scale=shape.attention_scale, layers=structs, final_norm=self._pointer(final_norm),
         )  # fmt: skip
         self._pool: tuple[Sequence[KVLayer], Any] | None = None
@@ -249,6 +251,7 @@ class NativeLayers:
     def _kv(self, layers: Sequence[KVLayer]) -> Any:
         if self._pool is None or self._pool[0] is not layers:
             self._pool = (layers, (lib.KV * len(layers))(*map(_kv_struct, layers)))
+            self._model.kv_kind = _KINDS[layers[0].key.dtype]
         return self._pool[1]
 
     def _layer(self, layer: LayerWeights) -> lib.Layer:

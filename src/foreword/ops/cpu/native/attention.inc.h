@@ -9,9 +9,13 @@
 enum { SCORE_VECTORS = FW_SLOTS / W, MAX_TILE_BLOCKS = FW_TILE / FW_SLOTS };
 #define STACK (W == 16 ? 12 : 6) /* rows computed at once */
 
-/* Two rows of keys or values that lie side by side, W columns of each. */
+/* Bytes of an element of the KV. */
+INLINE int32_t element_bytes(const int kv_kind) { return kv_kind == FW_F32 ? 4 : kv_kind == FW_BF16 ? 2 : 1; }
+
+/* Two rows of keys or values that lie side by side, W columns of each; of Q8 the bytes, without their scales. */
 INLINE vf load_of_two(const int kv_kind, const char *rows, int32_t columns, int32_t column, const int second)
 {
+    if (kv_kind == FW_Q8) return v_load_bytes((const int8_t *)rows + second * columns + column);
     if (kv_kind == FW_BF16) return v_load_of_pairs((const uint16_t *)rows + 2 * column, second);
     return v_load((const float *)rows + second * columns + column);
 }
@@ -40,7 +44,7 @@ INLINE void score_block(const int kv_kind, const int mr, const stack *s, int32_t
     const int32_t dim = s->dim;
     for (int r = 0; r < mr; ++r)
         for (int v = 0; v < SCORE_VECTORS; ++v) acc[r][v] = v_set(0);
-    for (int32_t d = 0; d < dim; d += 2, block += 2 * FW_SLOTS * (kv_kind == FW_BF16 ? 2 : 4))
+    for (int32_t d = 0; d < dim; d += 2, block += 2 * FW_SLOTS * element_bytes(kv_kind))
 #pragma GCC unroll 2
         for (int second = 0; second < 2; ++second) {
             vf keys[SCORE_VECTORS];
@@ -49,7 +53,21 @@ INLINE void score_block(const int kv_kind, const int mr, const stack *s, int32_t
             for (int r = 0; r < mr; ++r) v_add_products(SCORE_VECTORS, acc[r], q + r * dim + d + second, keys);
         }
     for (int r = 0; r < mr; ++r)
-        for (int v = 0; v < SCORE_VECTORS; ++v) v_store(scores + r * FW_TILE + W * v, acc[r][v]);
+        for (int v = 0; v < SCORE_VECTORS; ++v) {
+            if (kv_kind == FW_Q8) acc[r][v] = v_mul(acc[r][v], v_load((const float *)block + W * v)); /* the keys' scales */
+            v_store(scores + r * FW_TILE + W * v, acc[r][v]);
+        }
+}
+
+/* Give a row's weights of one tile the scales of the values. */
+INLINE void scale_weights(const stack *s, int32_t row, const char *const *values, int32_t num_blocks)
+{
+    for (int32_t b = 0; b < num_blocks; ++b) {
+        const float *scales = (const float *)(values[b] + FW_SLOTS * s->dim);
+        float *weights = s->scores + (int64_t)row * FW_TILE + FW_SLOTS * b;
+        for (int v = 0; v < SCORE_VECTORS; ++v)
+            v_store(weights + W * v, v_mul(v_load(weights + W * v), v_load(scales + W * v)));
+    }
 }
 
 /* Merge weighted values of one tile, columns d .., into a row. */
@@ -68,7 +86,8 @@ static void seen_values(int kv_kind, const stack *s, int32_t row, const char *co
     for (int32_t i = s->low[row]; i < s->high[row]; ++i) {
         const char *block = blocks[i / FW_SLOTS];
         const int32_t slot = i % FW_SLOTS;
-        vf value = kv_kind == FW_BF16
+        vf value = kv_kind == FW_Q8 ? v_load_bytes((const int8_t *)block + slot * s->dim + d)
+                   : kv_kind == FW_BF16
                        ? v_load_of_pairs((const uint16_t *)block + slot / 2 * 2 * s->dim + 2 * d, slot % 2)
                        : v_load((const float *)block + slot * s->dim + d);
         acc = v_fma(v_set(s->scores[(int64_t)row * FW_TILE + i]), value, acc);
@@ -86,7 +105,7 @@ INLINE void merge_values(const int kv_kind, const int mr, const int nd, const st
         for (int v = 0; v < nd; ++v) acc[r][v] = v_set(0);
     for (int32_t b = 0; b < num_blocks; ++b)
         for (int32_t slot = 0; slot < FW_SLOTS; slot += 2) {
-            const char *rows = blocks[b] + (int64_t)slot * s->dim * (kv_kind == FW_BF16 ? 2 : 4);
+            const char *rows = blocks[b] + (int64_t)slot * s->dim * element_bytes(kv_kind);
             const float *w = weights + FW_SLOTS * b + slot;
 #pragma GCC unroll 2
             for (int second = 0; second < 2; ++second) {
@@ -228,6 +247,7 @@ INLINE void walk_tile(const int kv_kind, const stack *s, const fw_task *task, in
         for (int32_t row = begin; row < end; ++row) {
             int32_t position = position_of(s, task, row);
             weigh(s, row, window ? position - window + 1 - start : 0, position + 1 - start, num_blocks * FW_SLOTS);
+            if (kv_kind == FW_Q8) scale_weights(s, row, values, num_blocks);
         }
     }
 }
@@ -242,6 +262,12 @@ static void walk_bf16(const stack *s, const fw_task *task, int32_t begin, int32_
                       const int32_t *blocks, int last)
 {
     walk_tile(FW_BF16, s, task, begin, end, tile, blocks, last);
+}
+
+static void walk_q8(const stack *s, const fw_task *task, int32_t begin, int32_t end, int32_t tile, const int32_t *blocks,
+                    int last)
+{
+    walk_tile(FW_Q8, s, task, begin, end, tile, blocks, last);
 }
 
 INLINE void reset(const stack *s, int32_t rows)
@@ -296,12 +322,14 @@ static void attend(const fw_model *model, const fw_layer *layer, const fw_attent
 {
     const int32_t group = model->num_heads / model->num_kv_heads, dim = model->head_dim;
     const int32_t stacked = (task->row_end - task->row_begin) * group;
+    void (*const walk)(const stack *, const fw_task *, int32_t, int32_t, int32_t, const int32_t *, int) =
+        model->kv_kind == FW_Q8 ? walk_q8 : model->kv_kind == FW_BF16 ? walk_bf16 : walk_f32;
     stack s = stack_in(scratch, model, stacked);
     s.plan = plan;
     s.layer = layer;
     s.keys = (const char *)kv->key + kv_head * kv->head_stride;
     s.values = (const char *)kv->value + kv_head * kv->head_stride;
-    s.block_bytes = (int64_t)FW_SLOTS * dim * (model->kv_kind == FW_BF16 ? 2 : 4);
+    s.block_bytes = fw_slots_bytes(model->kv_kind, dim);
     vf scale = v_set(model->scale);
     for (int32_t row = 0; row < stacked; ++row) {
         int32_t token = plan->rows[task->row_begin + row / group], head = kv_head * group + row % group;
@@ -315,8 +343,7 @@ static void attend(const fw_model *model, const fw_layer *layer, const fw_attent
         int32_t end = (segment->row_end - task->row_begin) * group;
         for (int32_t tile = segment->tile_begin; tile < segment->tile_end; ++tile) {
             const int32_t *blocks = plan->blocks + segment->first_block + tile * MAX_TILE_BLOCKS;
-            (model->kv_kind == FW_BF16 ? walk_bf16 : walk_f32)(&s, task, begin, end, tile, blocks,
-                                                               tile + 1 == segment->tile_end);
+            walk(&s, task, begin, end, tile, blocks, tile + 1 == segment->tile_end);
             if (task->first_part < 0) continue;
             keep_part(&s, model, parts + fw_part_at(model, task->first_part + tile - segment->tile_begin, kv_head));
             reset(&s, stacked);

@@ -9,7 +9,7 @@
 #define FW_API __attribute__((visibility("default")))
 
 enum {
-    FW_VERSION = 4, /* of this interface: library.py wants the same */
+    FW_VERSION = 5, /* of this interface: library.py wants the same */
     FW_PANEL = 16, /* columns (outputs) that lie side by side in a packed weight */
     FW_GROUP = 32, /* inputs that share a scale, in weights and in activations */
     FW_SLOTS = 16, /* token slots that lie side by side in the KV pool */
@@ -44,7 +44,7 @@ typedef struct {
 typedef struct {
     int32_t num_layers, hidden, inner, num_heads, num_kv_heads, head_dim;
     int32_t gelu;     /* activation: 0 silu, 1 gelu_tanh */
-    int32_t kv_kind;  /* FW_F32 or FW_BF16 */
+    int32_t kv_kind;  /* FW_F32, FW_BF16 or FW_Q8 */
     float eps, scale; /* of the norms; of the attention scores */
     const fw_layer *layers;
     const float *final_norm;
@@ -78,7 +78,8 @@ typedef struct {
 } fw_attention;
 
 /* One layer's KV: two arrays [num_kv_heads][slots / 16] of groups of 16 slots. A group of keys is
- *   F32 [head_dim][16], BF16 [head_dim / 2][16][2]; one of values F32 [16][head_dim], BF16 [8][head_dim][2]. */
+ *   F32 [head_dim][16], BF16 [head_dim / 2][16][2]; one of values F32 [16][head_dim], BF16 [8][head_dim][2];
+ *   Q8 the bytes as F32 the floats, signed, and behind them the slots' scales, [16] float. */
 typedef struct {
     void *key, *value;
     int64_t head_stride; /* bytes from one KV head to the next */

@@ -49,6 +49,12 @@ static inline int64_t fw_panel_bytes(int32_t kind, int32_t k)
     return fw_header_bytes(kind, k) + body;
 }
 
+/* A group of FW_SLOTS slots in the KV pool: the keys, or the values, of one head. */
+static inline int64_t fw_slots_bytes(int32_t kv_kind, int32_t head_dim)
+{
+    return (int64_t)FW_SLOTS * (kv_kind == FW_F32 ? 4 * head_dim : kv_kind == FW_BF16 ? 2 * head_dim : head_dim + 4);
+}
+
 /* Floats of what one tile gives for one query head: the weighted values, then the sum of the weights and the maximum. */
 static inline int64_t fw_part_floats(const fw_model *model) { return model->head_dim + 16; }
 

@@ -11,7 +11,7 @@ from functools import cache
 
 logger = logging.getLogger("foreword")
 
-VERSION = 4
+VERSION = 5
 """Of the interface: FW_VERSION."""
 
 MODULE = "foreword.ops.cpu.native._kernels"

@@ -59,6 +59,10 @@ INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
     __m256i raw = _mm256_loadu_si256((const __m256i *)p);
     return _mm256_castsi256_ps(odd ? _mm256_and_si256(raw, _mm256_set1_epi32((int)0xffff0000)) : _mm256_slli_epi32(raw, 16));
 }
+INLINE vf v_load_bytes(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 INLINE int v_any_nan(vf a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
 /* Whole numbers, -127 .. 127, as bytes. What a NaN becomes does not matter: its group's scale is NaN. */
 INLINE void v_store_bytes(int8_t *p, vf x)

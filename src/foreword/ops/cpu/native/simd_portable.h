@@ -72,6 +72,14 @@ INLINE vf v_load_of_pairs(const uint16_t *p, int odd)
     for (int i = 0; i < W; ++i) x[i] = (int32_t)((uint32_t)p[2 * i + odd] << 16);
     return (vf)x;
 }
+INLINE vf v_load_bytes(const int8_t *p)
+{
+    typedef int8_t bytes __attribute__((vector_size(W)));
+    typedef int16_t words __attribute__((vector_size(2 * W)));
+    bytes x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(x, words), vi), vf); /* step by step */
+}
 INLINE int v_any_nan(vf a)
 {
     int any = 0;
