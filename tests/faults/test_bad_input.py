@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -258,16 +259,32 @@ async def test_use_after_close_from_asyncio(new_tiny: TinyEngine) -> None:
 
 
 def test_a_stream_begun_before_close_is_told(new_tiny: TinyEngine) -> None:
-    """A stream that was prepared but not begun raises; one in the middle ends as cancelled."""
+    """A stream that was prepared but not begun raises, and so does one in the middle: what came is no whole answer."""
     engine = new_tiny()
     prepared, running = engine.stream("a"), engine.stream("b", max_tokens=None, ignore_eos=True)
     next(running)
     engine.close()
     with pytest.raises(EngineClosedError):
         next(prepared)
-    last = list(running)[-1]
-    assert last.finish_reason == "cancelled"
-    assert last.output is not None
+    with pytest.raises(EngineClosedError, match="closed before req-"):
+        list(running)
+
+
+def test_a_call_that_close_interrupts_is_told(new_tiny: TinyEngine) -> None:
+    """Nobody takes half an answer for a whole one: a single call raises, the members of a batch have the error."""
+    engine = new_tiny()
+    endless = {"max_tokens": None, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        single = pool.submit(engine.generate, "a", **endless)
+        batch = pool.submit(engine.generate, ["b", "c"], **endless)
+        while engine.stats().running < 3:
+            time.sleep(0.001)
+        engine.close()
+        with pytest.raises(EngineClosedError, match="closed before req-"):
+            single.result()
+        for output in batch.result():
+            assert output.finish_reason == "cancelled"
+            assert isinstance(output.error, EngineClosedError)
 
 
 def test_use_in_a_forked_child(new_tiny: TinyEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from foreword.core.errors import RequestFailedError
+from foreword.core.errors import ForewordError
 from foreword.core.message import AssistantMessage, MessageDelta
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -60,7 +60,8 @@ class CompletionOutput:
     Attributes:
         stop_reason: the stop string or stop token id that ended it; None at an end-of-sequence token.
         logprobs: per generated token, the log-probabilities asked for; None if none were.
-        error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause.
+        error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause; or that
+            the engine was closed meanwhile, with "cancelled".
         message: of a chat, the answer taken apart into content, reasoning and tool calls; None for other prompts.
     """
 
@@ -70,7 +71,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
-    error: RequestFailedError | None = None
+    error: ForewordError | None = None
     message: AssistantMessage | None = None
 
 
@@ -113,7 +114,7 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
     @property
-    def error(self) -> RequestFailedError | None:
+    def error(self) -> ForewordError | None:
         return self.outputs[0].error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from foreword.core.errors import RequestFailedError
+from foreword.core.errors import EngineClosedError, ForewordError, RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.request_state import Completion, RequestState
 from foreword.runtime.runner import ModelRunner, Sample
@@ -53,7 +53,9 @@ class EngineCore:
             self._end(state, "cancelled")
 
     def cancel_all(self) -> None:
-        self.cancel(list(self._requests))
+        """The engine closes: what its live requests have is no whole answer, and nobody may take it for one."""
+        for request_id, state in list(self._requests.items()):
+            self._end(state, "cancelled", EngineClosedError(f"the engine was closed before {request_id} had ended"))
 
     def abandon(self, error: BaseException) -> None:
         """The engine itself failed: every live request ends with that error. Scheduler and cache are not touched."""
@@ -162,7 +164,7 @@ class EngineCore:
         if state is not None:
             self._end(state, "error", _failure(state, error))
 
-    def _end(self, state: RequestState, reason: FinishReason, error: RequestFailedError | None = None) -> None:
+    def _end(self, state: RequestState, reason: FinishReason, error: ForewordError | None = None) -> None:
         """Finish what is live of a request, for one reason."""
         for completion in state.live:
             completion.finish_reason, completion.error = reason, error

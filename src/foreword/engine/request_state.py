@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from foreword.core.constraint import Constraint
-from foreword.core.errors import RequestFailedError
+from foreword.core.errors import ForewordError
 from foreword.core.message import MessageDelta
 from foreword.core.outputs import (
     CompletionOutput,
@@ -41,7 +41,7 @@ class Completion:
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self.error: RequestFailedError | None = None
+        self.error: ForewordError | None = None
         self.parser = chat.parser() if chat else None
         self._request = request
         self._eos = frozenset() if request.params.ignore_eos else tokenizer.eos_token_ids
