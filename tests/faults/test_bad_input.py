@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import math
 import os
+import pickle
 import re
 import signal
 import time
@@ -314,3 +316,11 @@ def test_use_in_a_forked_child(new_tiny: TinyEngine) -> None:
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 0
     assert engine.generate("a", max_tokens=4, temperature=0.0).token_ids == expected
+
+
+@pytest.mark.parametrize("use", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_engine_is_not_pickled_or_copied(tiny: TinyEngine, use: Callable[[Any], Any]) -> None:
+    engine = tiny()
+    with pytest.raises(TypeError, match=r"an Engine cannot be pickled or copied.* give model= and options instead"):
+        use(engine)
+    assert not engine.closed
