@@ -63,6 +63,8 @@ class CompletionOutput:
         error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause; or that
             the engine was closed meanwhile, with "cancelled".
         message: of a chat, the answer taken apart into content, reasoning and tool calls; None for other prompts.
+        complete: whether the text is all that ``structured`` asks for; False where it was cut before. A number that was
+            cut looks like a whole one, everything else in JSON does not parse.
     """
 
     index: int
@@ -73,6 +75,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     error: ForewordError | None = None
     message: AssistantMessage | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 
 from foreword.core.errors import EngineClosedError, ForewordError, RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
-from foreword.engine.request_state import Completion, RequestState
+from foreword.engine.request_state import Completion, ConsumerError, ConsumerLeftError, RequestState
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.scheduler import Scheduler
 from foreword.scheduling.sequence import Sequence
@@ -147,17 +147,41 @@ class EngineCore:
         self._deliver(state, completion, text, sample)
 
     def _deliver(self, state: RequestState, completion: Completion, text: str, sample: Sample | None = None) -> None:
-        """Pass output on. A consumer that raises has lost its request, nobody else's."""
+        """Pass output on. A consumer that raises has lost its request, nobody else's; what we raise it hears of."""
         if not state.live:
             self._requests.pop(state.request.request_id, None)
         tokens = [sample.token_id] if sample else []
         logprobs = [sample.logprobs] if sample and sample.logprobs is not None else None
         try:
             state.emit(completion, text, tokens, logprobs)
-        except Exception:
-            logger.exception("the consumer of request %s raised; the request is cancelled", state.request.request_id)
-            state.detach()
-            self.cancel([state.request.request_id])
+        except ConsumerError as error:
+            self._lose(state, error)
+        except Exception as error:
+            logger.exception("the output of request %s failed; it ends with an error", state.request.request_id)
+            self._break(state, error)
+
+    def _lose(self, state: RequestState, error: ConsumerError) -> None:
+        """The consumer raised: it hears no more."""
+        if isinstance(error.__cause__, ConsumerLeftError):
+            logger.debug("the consumer of request %s has left; the request is cancelled", state.request.request_id)
+        else:
+            logger.error(
+                "the consumer of request %s raised; the request is cancelled",
+                state.request.request_id, exc_info=error.__cause__,
+            )  # fmt: skip
+        state.detach()
+        self.cancel([state.request.request_id])
+
+    def _break(self, state: RequestState, error: Exception) -> None:
+        """What a request has cannot be made its output: it ends, all of it, with that error."""
+        for completion in state.live:
+            if completion.sequence is not None:
+                self.scheduler.finish(completion.sequence)
+        self._requests.pop(state.request.request_id, None)
+        try:
+            state.fail(_failure(state, error))
+        except ConsumerError as lost:
+            self._lose(state, lost)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         state = self._requests.get(sequence.request.request_id)
@@ -167,6 +191,8 @@ class EngineCore:
     def _end(self, state: RequestState, reason: FinishReason, error: ForewordError | None = None) -> None:
         """Finish what is live of a request, for one reason."""
         for completion in state.live:
+            if completion.finish_reason is not None:  # delivering one of the others has ended it
+                continue
             completion.finish_reason, completion.error = reason, error
             if completion.sequence is not None:
                 self.scheduler.finish(completion.sequence)
