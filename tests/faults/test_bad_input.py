@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import math
 import os
+import pickle
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -268,16 +271,32 @@ async def test_use_after_close_from_asyncio(new_tiny: TinyEngine) -> None:
 
 
 def test_a_stream_begun_before_close_is_told(new_tiny: TinyEngine) -> None:
-    """A stream that was prepared but not begun raises; one in the middle ends as cancelled."""
+    """A stream that was prepared but not begun raises, and so does one in the middle: what came is no whole answer."""
     engine = new_tiny()
     prepared, running = engine.stream("a"), engine.stream("b", max_tokens=None, ignore_eos=True)
     next(running)
     engine.close()
     with pytest.raises(EngineClosedError):
         next(prepared)
-    last = list(running)[-1]
-    assert last.finish_reason == "cancelled"
-    assert last.output is not None
+    with pytest.raises(EngineClosedError, match="closed before req-"):
+        list(running)
+
+
+def test_a_call_that_close_interrupts_is_told(new_tiny: TinyEngine) -> None:
+    """Nobody takes half an answer for a whole one: a single call raises, the members of a batch have the error."""
+    engine = new_tiny()
+    endless = {"max_tokens": None, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        single = pool.submit(engine.generate, "a", **endless)
+        batch = pool.submit(engine.generate, ["b", "c"], **endless)
+        while engine.stats().running < 3:
+            time.sleep(0.001)
+        engine.close()
+        with pytest.raises(EngineClosedError, match="closed before req-"):
+            single.result()
+        for output in batch.result():
+            assert output.finish_reason == "cancelled"
+            assert isinstance(output.error, EngineClosedError)
 
 
 def test_use_in_a_forked_child(new_tiny: TinyEngine) -> None:
@@ -307,3 +326,11 @@ def test_use_in_a_forked_child(new_tiny: TinyEngine) -> None:
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == 0
     assert engine.generate("a", max_tokens=4, temperature=0.0).token_ids == expected
+
+
+@pytest.mark.parametrize("use", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_engine_is_not_pickled_or_copied(tiny: TinyEngine, use: Callable[[Any], Any]) -> None:
+    engine = tiny()
+    with pytest.raises(TypeError, match=r"an Engine cannot be pickled or copied.* give model= and options instead"):
+        use(engine)
+    assert not engine.closed

@@ -193,6 +193,28 @@ async def test_a_task_cancelled_before_its_request_is_known(
     assert engine._client._numbers.__reduce__()[1][0] == (1 if moment == "tokenizing" else 2)
 
 
+@pytest.mark.parametrize("how", ["coroutine", "loop"])
+def test_who_goes_while_the_prompt_is_prepared_submits_nothing(new_tiny: TinyEngine, how: str) -> None:
+    """A coroutine that is closed, and one whose event loop is, are never told that they were cancelled."""
+    engine = new_tiny()
+    may_go_on = threading.Event()
+    engine._client._preparing.submit(may_go_on.wait, 10)
+
+    async def leave() -> Any:
+        call = engine.agenerate(PROMPTS[7], **ENDLESS)
+        call.send(None)
+        if how == "coroutine":
+            call.close()
+        return call
+
+    call = asyncio.run(leave())
+    may_go_on.set()
+    engine._client._preparing.submit(int).result(timeout=10)  # its turn comes after the call's
+    assert engine._client._numbers.__reduce__()[1][0] == 0
+    call.close()
+    assert_idle(engine)
+
+
 async def test_closing_an_async_stream_cancels(engine: Engine) -> None:
     """aclose() in the middle of a stream ends the request."""
     stream = engine.astream(PROMPTS[1], **ENDLESS)

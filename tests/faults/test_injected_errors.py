@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ import torch
 
 from foreword import Engine, EngineClosedError, RequestFailedError
 from foreword.engine.loop import AsyncChannel
+from foreword.engine.request_state import RequestState
 from foreword.ops.cpu.native.library import available
+from foreword.text.assistant import AssistantParser
+from foreword.text.conversation import Rendered
 from foreword.text.detokenizer import IncrementalDetokenizer
 from support import assert_idle, assert_same_bits, cold, compute_paths, fill_with_nan, generate_recorded, random_ids
 
@@ -430,3 +434,63 @@ def test_a_token_without_text_is_not_in_the_output(tiny: TinyEngine, monkeypatch
     assert completion.logprobs == [values for piece in pieces for values in piece.logprobs or []]
     assert len(completion.token_ids) == 3
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("broken", ["parser.append", "parser.message", "remember", "usage"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_our_own_output_raises_reaches_the_caller(tiny: TinyEngine, broken: str, stream: bool) -> None:
+    """An error while an answer is made a message ends its request with that error; nobody waits for ever."""
+    engine = tiny()
+    expected = engine.generate([1, 2, 3], **GREEDY).token_ids
+
+    def fail(*_: Any) -> Any:
+        raise RecursionError("injected")
+
+    targets: dict[str, tuple[Any, str]] = {
+        "parser.append": (AssistantParser, "append"),
+        "parser.message": (AssistantParser, "message"),
+        "remember": (Rendered, "remember"),
+        "usage": (RequestState, "_usage"),
+    }
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*targets[broken], fail)
+        chat = engine._client.prepare_chats([[{"role": "user", "content": "hi"}]], None, {**GREEDY, "n": 2})
+        engine._client.submit(chat, heard.put, stream=stream)
+        while (chunk := heard.get(timeout=30)).output is None:
+            pass
+    assert [c.finish_reason for c in chunk.output.outputs] == ["error", "error"]
+    assert isinstance(chunk.output.error, RequestFailedError)
+    assert isinstance(chunk.output.error.__cause__, RecursionError)
+    assert heard.empty()
+    assert engine.generate([1, 2, 3], **GREEDY).token_ids == expected
+    assert_idle(engine)
+
+
+def test_a_call_nested_beyond_reading_comes_back(new_tiny: TinyEngine) -> None:
+    """Its arguments nest deeper than they can be read: the answer comes, and holds them as text."""
+    engine = new_tiny(blocks=600, block_size=8, max_model_len=2048)
+    parameters = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    options: dict[str, Any] = {"tools": [tool], "tool_choice": "f", "max_tokens": 1300, "temperature": 0}
+    output = engine.chat([{"role": "user", "content": "hi"}], logit_bias={ord("["): 100}, **options)
+    assert output.message is not None
+    with pytest.raises(ValueError, match="nested too deeply"):
+        output.message.tool_calls[0].parse()
+    assert output.finish_reason == "length"
+    assert_idle(engine)
+
+
+def test_consumers_whose_event_loop_is_closed_are_no_error(tiny: TinyEngine, caplog: Any) -> None:
+    """A loop that was closed between the cancelling and the next piece: a consumer that left, which is ordinary."""
+    engine = tiny()
+
+    async def channel() -> AsyncChannel:
+        return AsyncChannel()
+
+    lost = asyncio.run(channel())
+    engine._client.submit(engine._client.prepare([[1, 2]], None, {**GREEDY, "max_tokens": None}), lost.put, stream=True)
+    while (stats := engine.stats()).running + stats.waiting:
+        pass
+    assert_idle(engine)
+    assert not caplog.records

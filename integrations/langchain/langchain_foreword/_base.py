@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from langchain_core.language_models.base import BaseLanguageModel, LangSmithParams
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from foreword import EngineConfig, EngineHandle, SamplingParams, StructuredParams
 from langchain_foreword._runs import SaltedRuns, digest
@@ -23,6 +23,16 @@ SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParam
 ENGINE_OPTIONS = tuple(field.name for field in dataclasses.fields(EngineConfig) if field.name != "model")
 IGNORED = ("stream", "ls_structured_output_format", "structured_output_format")
 """Options of a call that were meant for LangChain itself."""
+ELSEWHERE = dict.fromkeys(("stop_sequences", "stop_words"), "give stop")
+ELSEWHERE |= dict.fromkeys(("max_new_tokens", "max_completion_tokens", "num_predict"), "give max_tokens")
+ELSEWHERE |= dict.fromkeys(
+    ("context_window", "num_ctx", "n_ctx"), "give the model engine_options={'max_model_len': ...}"
+)
+ELSEWHERE |= dict.fromkeys(("model_kwargs", "additional_kwargs"), "name the options in it directly")
+ELSEWHERE |= dict.fromkeys(("model_name", "model_id", "model_path"), "give model")
+ELSEWHERE |= dict.fromkeys(("base_url", "api_base", "api_key"), "not needed, the model runs in this process")
+ELSEWHERE["top_logprobs"] = "give logprobs, which is the number of alternatives"
+"""What other integrations call an option, and what to do about it here."""
 MAX_THREADS = 1024
 """Members of one synchronous batch that are in the engine at the same time; each waits on a thread of its own."""
 
@@ -126,6 +136,12 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
         """A dict, so that LangChain can write it to JSON."""
         return value.as_dict() if isinstance(value, StructuredParams) else value
 
+    @field_validator("logprobs", "prompt_logprobs", mode="before")
+    @classmethod
+    def _logprobs_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would take True for 1."""
+        return _no_switch(str(info.field_name), value)
+
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
         """Check everything that can be checked without an engine."""
@@ -174,6 +190,8 @@ class ForewordModel(SaltedRuns, BaseLanguageModel):  # type: ignore[type-arg]
         for name in options:
             if name not in SAMPLING_FIELDS:
                 raise ValueError(_unknown("a call takes no option", name, self._call_options()))
+        for name in ("logprobs", "prompt_logprobs"):
+            _no_switch(name, values[name])
         return SamplingParams(**values)
 
     def _call_options(self) -> list[str]:
@@ -255,11 +273,20 @@ def _unknown(what: str, name: str, known: Collection[str]) -> str:
     """An error message for a name that is not known."""
     if name in ENGINE_OPTIONS:
         return f"{what} {name!r}, which is an option of the engine: give the model engine_options={{{name!r}: ...}}"
+    if name in ELSEWHERE:
+        return f"{what} {name!r}: {ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, [*known, *ENGINE_OPTIONS], n=3, cutoff=0.6)
     if near:
         meant = [match if match in known else f"engine_options={{{match!r}: ...}}" for match in near]
         return f"{what} {name!r}; did you mean {' or '.join(meant)}?"
     return f"{what} {name!r}; known are {', '.join(sorted(known))}"
+
+
+def _no_switch(name: str, value: Any) -> Any:
+    """`value`, unless it is the True or False that other integrations take for `logprobs`."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name}={value}: give the number of alternatives per token, e.g. {name}=1, or None for none")
+    return value
 
 
 def _identity(options: EngineConfig | dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def response_metadata(engine: Engine, output: RequestOutput, completion: Complet
         "timing": usage.timing(),
         "prefix_cache": output.prefix_cache(),
     }
+    if not completion.complete:
+        metadata["complete"] = False  # of structured output: a number that was cut looks like a whole one
     if output.prompt_logprobs is not None:
         metadata["prompt_logprobs"] = output.prompt_logprobs
     return metadata
@@ -194,7 +196,7 @@ def _mark(arguments: str) -> str:
         try:
             if not isinstance(parse_partial_json(arguments + mark), dict):
                 return mark
-        except ValueError:
+        except (ValueError, RecursionError):
             return mark
     return ""
 

@@ -136,8 +136,10 @@ def _check_answer(generation: Generation) -> None:
             f"the model called tools ({names}) and gave no answer yet; include_raw=True keeps it"
         )
     try:
-        json.loads(generation.text)
-    except ValueError as error:
+        found = json.loads(generation.text)
+        if not isinstance(found, (dict, list)) and getattr(message, "response_metadata", {}).get("complete") is False:
+            raise ValueError("it ends before the schema allows it")
+    except (ValueError, RecursionError) as error:
         reason = f"the answer is no whole JSON ({error}){_cut_short(message)}: {generation.text!r}"
         raise OutputParserException(reason, llm_output=generation.text) from error
 
@@ -157,4 +159,6 @@ def _cut_short(message: Any) -> str:
         return "; it was cut short by max_tokens, give more"
     if isinstance(metadata.get("stop_reason"), str):
         return f"; it was cut short by the stop string {metadata['stop_reason']!r}"
+    if metadata.get("stop_reason") is not None:
+        return f"; it was cut short by the stop token {metadata['stop_reason']}"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
@@ -12,6 +13,7 @@ from typing_extensions import is_typeddict
 
 from foreword import StructuredParams, validate_structured
 
+JSON_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 CHOICES = ("auto", "none", "any", "required")
 _FORMS = (
@@ -145,7 +147,13 @@ def wanted_schema(response_format: Any) -> dict[str, Any] | None:
         return json_schema(schema)
     if not response_format:
         raise ValueError(f"response_format is empty: {_FORMS}")
-    return json_schema(response_format)
+    schema = json_schema(response_format)
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind not in JSON_TYPES:
+        near = max(("json_object", "json_schema"), key=lambda known: SequenceMatcher(None, kind, known).ratio())
+        meant = f"did you mean {near!r}? " if "json" in kind.lower() else ""
+        raise ValueError(f"response_format has the unknown type {kind!r}: {meant}{_FORMS}")
+    return schema
 
 
 def bound_options(tools: Sequence[Any], choice: Any, strict: bool | None, response_format: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
-from foreword import RequestFailedError
+from foreword import ForewordError
 from langchain_foreword._base import SAMPLING_FIELDS, ForewordModel
 from langchain_foreword._errors import langchain_errors
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
@@ -168,7 +168,7 @@ def _is_plain(inputs: list[Any], config: Any, return_exceptions: bool) -> bool:
 
 
 def _unfailed(outputs: list[RequestOutput]) -> list[RequestOutput]:
-    failure: RequestFailedError | None = next((output.error for output in outputs if output.error), None)
+    failure: ForewordError | None = next((output.error for output in outputs if output.error), None)
     if failure is not None:
         raise failure
     return outputs

@@ -31,5 +31,9 @@ class Constraint(Protocol):
         """Whether a closing token had to be taken."""
 
     @property
+    def complete(self) -> bool:
+        """Whether the output matches as it is."""
+
+    @property
     def finished(self) -> bool:
         """Whether nothing more can follow."""

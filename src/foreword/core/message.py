@@ -25,15 +25,17 @@ class ToolCall:
         """The arguments by name.
 
         Raises:
-            ValueError: they are no JSON object; the message holds them.
+            ValueError: they are no JSON object, or nested too deeply to be read; the message holds them.
         """
+        name = self.name or "a call without a name"
         try:
             found = json.loads(self.arguments)
+        except RecursionError:
+            raise ValueError(f"the arguments of {name} are nested too deeply to be read: {self.arguments!r}") from None
         except ValueError as error:
-            name = self.name or "a call without a name"
             raise ValueError(f"the arguments of {name} are no JSON ({error}): {self.arguments!r}") from error
         if not isinstance(found, dict):
-            raise ValueError(f"the arguments of {self.name} are no JSON object: {self.arguments!r}")
+            raise ValueError(f"the arguments of {name} are no JSON object: {self.arguments!r}")
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from foreword.core.errors import RequestFailedError
+from foreword.core.errors import ForewordError
 from foreword.core.explanation import CacheExplanation
 from foreword.core.message import AssistantMessage, MessageDelta
 
@@ -76,8 +76,11 @@ class CompletionOutput:
     Attributes:
         stop_reason: the stop string or stop token id that ended it; None at an end-of-sequence token.
         logprobs: per generated token, the log-probabilities asked for; None if none were.
-        error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause.
+        error: what went wrong when ``finish_reason`` is "error", the original exception chained as its cause; or that
+            the engine was closed meanwhile, with "cancelled".
         message: of a chat, the answer taken apart into content, reasoning and tool calls; None for other prompts.
+        complete: whether the text is all that ``structured`` asks for; False where it was cut before. A number that was
+            cut looks like a whole one, everything else in JSON does not parse.
     """
 
     index: int
@@ -86,8 +89,9 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
-    error: RequestFailedError | None = None
+    error: ForewordError | None = None
     message: AssistantMessage | None = None
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class RequestOutput:
         return self.outputs[0].logprobs
 
     @property
-    def error(self) -> RequestFailedError | None:
+    def error(self) -> ForewordError | None:
         return self.outputs[0].error
 
 

@@ -227,18 +227,21 @@ class EngineClient:
         new grammar tens of them to compile, and many calls that start together would hold up the loop for all of that.
         """
         self._loop.check_usable()
+        loop = asyncio.get_running_loop()
         lock, submitted, left = threading.Lock(), list[Request](), False
 
         def submit() -> list[Request]:
+            if left or loop.is_closed():
+                return submitted
             batch = prepare()
             with lock:
-                if not left:
+                if not left and not loop.is_closed():
                     submitted.extend(self.submit(batch, put, stream=stream))
             return submitted
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._preparing, submit)
-        except asyncio.CancelledError:
+            return await loop.run_in_executor(self._preparing, submit)
+        except BaseException:  # also GeneratorExit, where the coroutine is closed
             with lock:  # what has not been submitted by now never is
                 left = True
             self.cancel(submitted)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 
-from foreword.core.errors import RequestFailedError
+from foreword.core.errors import EngineClosedError, ForewordError, RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.report import Explanations
-from foreword.engine.request_state import Completion, RequestState
+from foreword.engine.request_state import Completion, ConsumerError, ConsumerLeftError, RequestState
 from foreword.kv.pins import Pinned, PinsFullError
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.scheduler import Scheduler, StepPlan
@@ -61,7 +61,9 @@ class EngineCore:
             self._end(state, "cancelled")
 
     def cancel_all(self) -> None:
-        self.cancel(list(self._requests))
+        """The engine closes: what its live requests have is no whole answer, and nobody may take it for one."""
+        for request_id, state in list(self._requests.items()):
+            self._end(state, "cancelled", EngineClosedError(f"the engine was closed before {request_id} had ended"))
 
     def abandon(self, error: BaseException) -> None:
         """The engine itself failed: every live request ends with that error. Scheduler and cache are not touched."""
@@ -207,7 +209,7 @@ class EngineCore:
                 self._pins_full = True
 
     def _deliver(self, state: RequestState, completion: Completion, text: str, sample: Sample | None = None) -> None:
-        """Pass output on. A consumer that raises has lost its request, nobody else's."""
+        """Pass output on. A consumer that raises has lost its request, nobody else's; what we raise it hears of."""
         if not state.live:
             self._requests.pop(state.request.request_id, None)
             state.prefill_speed = self.prefill_speed
@@ -217,20 +219,44 @@ class EngineCore:
         logprobs = [sample.logprobs] if sample and sample.logprobs is not None else None
         try:
             state.emit(completion, text, tokens, logprobs)
-        except Exception:
-            logger.exception("the consumer of request %s raised; the request is cancelled", state.request.request_id)
-            state.detach()
-            self.cancel([state.request.request_id])
+        except ConsumerError as error:
+            self._lose(state, error)
+        except Exception as error:
+            logger.exception("the output of request %s failed; it ends with an error", state.request.request_id)
+            self._break(state, error)
+
+    def _lose(self, state: RequestState, error: ConsumerError) -> None:
+        """The consumer raised: it hears no more."""
+        if isinstance(error.__cause__, ConsumerLeftError):
+            logger.debug("the consumer of request %s has left; the request is cancelled", state.request.request_id)
+        else:
+            logger.error(
+                "the consumer of request %s raised; the request is cancelled",
+                state.request.request_id, exc_info=error.__cause__,
+            )  # fmt: skip
+        state.detach()
+        self.cancel([state.request.request_id])
+
+    def _break(self, state: RequestState, error: Exception) -> None:
+        """What a request has cannot be made its output: it ends, all of it, with that error."""
+        for completion in state.live:
+            if completion.sequence is not None:
+                self.scheduler.finish(completion.sequence)
+        self._requests.pop(state.request.request_id, None)
+        try:
+            state.fail(_failure(state, error))
+        except ConsumerError as lost:
+            self._lose(state, lost)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         state = self._requests.get(sequence.request.request_id)
         if state is not None:
             self._end(state, "error", _failure(state, error))
 
-    def _end(self, state: RequestState, reason: FinishReason, error: RequestFailedError | None = None) -> None:
+    def _end(self, state: RequestState, reason: FinishReason, error: ForewordError | None = None) -> None:
         """Finish what is live of a request, for one reason."""
         for completion in state.live:
-            if completion.finish_reason is not None:  # its consumer raised at another one's end, which ended them all
+            if completion.finish_reason is not None:  # delivering one of the others has ended it
                 continue
             completion.finish_reason, completion.error = reason, error
             if completion.sequence is not None:

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from foreword.core.config import EngineConfig
 from foreword.core.outputs import EngineStats, OutputChunk, RequestOutput
@@ -323,6 +323,12 @@ class Engine(Steering):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an Engine cannot be pickled or copied, its thread and memory live in this process: "
+            "give model= and options instead, and create it there"
+        )
 
     def __repr__(self) -> str:
         return f"Engine({self.config.model!r}{', closed' if self.closed else ''})"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from foreword.core.errors import EngineClosedError
 from foreword.core.outputs import OutputChunk
 from foreword.engine.core import EngineCore
+from foreword.engine.request_state import ConsumerLeftError
 
 logger = logging.getLogger("foreword")
 T = TypeVar("T")
@@ -166,5 +167,12 @@ class AsyncChannel:
         self.get = self._queue.get
 
     def put(self, chunk: OutputChunk) -> None:
-        """Called on the engine thread. ``RuntimeError`` when the event loop is gone, which cancels the request."""
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, chunk)
+        """Called on the engine thread.
+
+        Raises:
+            ConsumerLeftError: the event loop is closed, which cancels the request.
+        """
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, chunk)
+        except RuntimeError as error:
+            raise ConsumerLeftError("the event loop is closed") from error

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from foreword.core.constraint import Constraint
-from foreword.core.errors import RequestFailedError
+from foreword.core.errors import ForewordError
 from foreword.core.message import MessageDelta
 from foreword.core.outputs import (
     CompletionOutput,
@@ -28,6 +28,14 @@ from foreword.text.tokenizer import Tokenizer
 Sink = Callable[[OutputChunk], None]
 
 
+class ConsumerLeftError(Exception):
+    """Raised by a sink: whoever waited is gone, as with a closed event loop."""
+
+
+class ConsumerError(Exception):
+    """A sink raised the exception that is the cause of this one."""
+
+
 class Completion:
     """The text of one completion as it grows.
 
@@ -43,12 +51,15 @@ class Completion:
         self.logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self.error: RequestFailedError | None = None
+        self.error: ForewordError | None = None
         self.parser = chat.parser() if chat else None
+        self.complete = True
+        self._tokenizer = tokenizer
+        self._shown = chat.shown if chat else frozenset[int]()
         self._request = request
         self._eos = frozenset() if request.params.ignore_eos else tokenizer.eos_token_ids
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, shown=chat.shown if chat else frozenset(), prompt_token_ids=request.prompt_token_ids
+            tokenizer, shown=self._shown, prompt_token_ids=request.prompt_token_ids
         )
         self._stop = StopStrings(request.params.stop, request.params.include_stop_str_in_output)
 
@@ -66,7 +77,16 @@ class Completion:
             raise
         if constraint is not None and constraint.closed_early and self.finish_reason == "stop":
             self.finish_reason = "length"
+        if constraint is not None:
+            self.complete = (constraint.complete or constraint.finished) and not self._is_stripped()
         return text
+
+    def _is_stripped(self) -> bool:
+        """Whether a stop string or token took some of the text away, which the constraint has seen."""
+        if self.stop_reason is None:
+            return False
+        said = b"".join(self._tokenizer.token_bytes(token, token not in self._shown) for token in self.token_ids)
+        return said != "".join(self.text).encode()
 
     def _append(self, token_id: int, logprobs: TokenLogprobs | None, is_complete: bool) -> str:
         params = self._request.params
@@ -106,6 +126,7 @@ class Completion:
             self.logprobs,
             self.error,
             self.parser.message() if self.parser else None,
+            self.complete,
         )
 
     def delta(self, text: str) -> MessageDelta | None:
@@ -162,24 +183,59 @@ class RequestState:
     def emit(
         self, completion: Completion, text: str, token_ids: list[int], logprobs: list[TokenLogprobs] | None
     ) -> None:
-        """Hand a piece of output to the consumer, with the whole output if it is the last."""
+        """Hand a piece of output to the consumer, with the whole output if it is the last.
+
+        Raises:
+            ConsumerError: the consumer raised; its exception is the cause. Any other error is one of ours.
+        """
         delta = completion.delta(text)
         self._remember(completion)
         output = None if self.live else self._output()
-        if self._stream or output is not None:
-            self._sink(
-                OutputChunk(
-                    self.request.request_id,
-                    completion.index,
-                    text,
-                    token_ids,
-                    completion.finish_reason,
-                    completion.stop_reason,
-                    logprobs,
-                    output,
-                    delta,
-                )
+        if not self._stream and output is None:
+            return
+        self._send(
+            OutputChunk(
+                self.request.request_id,
+                completion.index,
+                text,
+                token_ids,
+                completion.finish_reason,
+                completion.stop_reason,
+                logprobs,
+                output,
+                delta,
             )
+        )
+
+    def fail(self, error: ForewordError) -> None:
+        """Tell the consumer that the request ends with an error, of what cannot go wrong alone.
+
+        Raises:
+            ConsumerError: as in :meth:`emit`.
+        """
+        for completion in self.completions:
+            completion.finish_reason, completion.stop_reason, completion.error = "error", None, error
+        outputs = [
+            CompletionOutput(
+                each.index,
+                "".join(each.text),
+                each.token_ids,
+                "error",
+                logprobs=each.logprobs,
+                error=error,
+                complete=each.complete,
+            )
+            for each in self.completions
+        ]
+        usage = Usage(len(self.request.prompt_token_ids), completion_tokens=sum(len(o.token_ids) for o in outputs))
+        output = RequestOutput(self.request.request_id, self.request.prompt_token_ids, outputs, usage)
+        self._send(OutputChunk(self.request.request_id, 0, "", [], "error", output=output))
+
+    def _send(self, chunk: OutputChunk) -> None:
+        try:
+            self._sink(chunk)
+        except Exception as error:
+            raise ConsumerError from error
 
     def _remember(self, completion: Completion) -> None:
         """An answer that was not cut may come back in the next turn's messages."""

@@ -83,6 +83,12 @@ def _check(index: int, message: Message) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls is not None and (isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence)):
         raise ValueError(f"{where}.tool_calls is a {type(calls).__name__}: give a list of calls")
+    for place, call in enumerate(calls or ()):
+        if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
+            raise ValueError(
+                f"{where}.tool_calls[{place}] is {call!r}: "
+                'give {"id": ..., "function": {"name": ..., "arguments": ...}}'
+            )
     if content is None:
         raise ValueError(f"{where} (role {role!r}) has no content: give a string or a list of text parts")
     kept = {key: value for key, value in message.items() if key != "tool_calls" or value}

@@ -8,6 +8,9 @@ not lose itself in it.
 from __future__ import annotations
 
 import copy
+import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -57,6 +60,13 @@ _KEYWORDS = {
     *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("multipleOf", "anyOf", "oneOf", "allOf", "$dynamicRef", "$schema", "$id", "$comment", "default", "examples"),
 }
+_IN_NAMES = '"\\\\\\x00-\\x1f'
+"""What has to be escaped in JSON, for a class of characters."""
+_DEPTH = 40
+_LETTERS = 400
+"""Characters to which keys are told apart, of one key and of all: regular expressions may be nested 250 deep, and each
+character takes a tenth of a millisecond to compile."""
+
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LARGEST = 10**15
 _FINEST = 1e-9
@@ -70,7 +80,10 @@ def narrow(schema: Schema) -> Schema:
       several schemas describe one object (``allOf``, ``$ref`` or ``anyOf`` beside other keywords) it is left open;
     - ``allOf`` of plain objects becomes one object;
     - ``oneOf`` whose branches a constant tells apart becomes ``anyOf`` with that tag required;
+    - the further keys of an object have no escapes: one of its own keys, spelled with one, would pass for another;
+      where ``patternProperties`` name keys too, there are no further ones but those required;
     - numbers have at most 9 decimals and stay below 10^15, unless bounds or ``multipleOf`` say otherwise;
+    - a number that must lie beyond a whole one does so by 10^-9;
     - dates and times exist; formats that constrain nothing, and ``uniqueItems: false``, are left out.
     """
     narrowed = copy.deepcopy(schema)
@@ -210,7 +223,16 @@ def _constant(schema: Any) -> str | None:
     if not isinstance(schema, dict):
         return None
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return repr(values[0]) if isinstance(values, list) and len(values) == 1 else None
+    return json.dumps(_as_json(values[0]), sort_keys=True) if isinstance(values, list) and len(values) == 1 else None
+
+
+def _as_json(value: Any) -> Any:
+    """``value`` so that what JSON Schema calls equal is equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, list):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _as_json(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _simplify(part: Schema) -> None:
@@ -228,9 +250,14 @@ def _simplify(part: Schema) -> None:
 def _bound_numbers(part: Schema) -> None:
     kinds = part.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    if not {"number", "integer"} & {kind for kind in kinds if isinstance(kind, str)} or part.keys() & {"enum", "const"}:
+    if part.keys() & {"enum", "const"}:
         return
     bounds = [part[key] for key in _BOUNDS if isinstance(part.get(key), (int, float))]
+    if kinds != ["integer"]:
+        _step_off(part, "exclusiveMinimum", "minimum", 1)
+        _step_off(part, "exclusiveMaximum", "maximum", -1)
+    if not {"number", "integer"} & {kind for kind in kinds if isinstance(kind, str)}:
+        return
     if any(abs(bound) > _LARGEST for bound in bounds):
         return
     if not part.keys() & {"minimum", "exclusiveMinimum"}:
@@ -239,6 +266,22 @@ def _bound_numbers(part: Schema) -> None:
         part["maximum"] = _LARGEST
     if "number" in kinds and "multipleOf" not in part and all(_is_fine(bound) for bound in bounds):
         part["multipleOf"] = _FINEST
+
+
+def _step_off(part: Schema, exclusive: str, inclusive: str, sign: int) -> None:
+    """A whole number that is excluded on the side of zero: the grammar library lets it in where the other bound is less
+    than one away, so the next number of 9 decimals becomes the bound."""
+    bound = part.get(exclusive)
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or bound * sign < 0 or abs(bound) > _LARGEST:
+        return
+    if not float(bound).is_integer():
+        return
+    step = abs(bound) + max(_FINEST, math.ulp(abs(bound)))
+    del part[exclusive]
+    other = part.get(inclusive)
+    if isinstance(other, (int, float)) and not isinstance(other, bool):
+        step = max(step, other * sign)
+    part[inclusive] = sign * step
 
 
 def _is_fine(bound: float) -> bool:
@@ -269,6 +312,48 @@ def _close(part: Any, root: Schema, shared: set[str], path: str, *, alone: bool)
         named = part.get("properties") or {}
         if "additionalProperties" not in part and "unevaluatedProperties" not in part:
             part["additionalProperties"] = any(name not in named for name in part.get("required") or ())
+        _spell_others(part)
     for below, child in _children(part, path):
         branch = below.removeprefix(path).split("/")[1] in _LISTS[:3]
         _close(child, root, shared, below, alone=not (branch and (joint or not alone)))
+
+
+def _spell_others(part: Schema) -> None:
+    """Further keys become those of a pattern: the grammar library spells those without escapes, and free keys with."""
+    others = part.get("additionalProperties", False)
+    if others is False or not isinstance(others, (bool, dict)):
+        return
+    if not (part.get("properties") or part.get("patternProperties")):
+        return  # no key has a schema of its own
+    schema: Schema = others if isinstance(others, dict) else {}
+    named: Schema = part.setdefault("properties", {})
+    patterns: Schema = part.setdefault("patternProperties", {})
+    for name in part.get("required") or ():
+        if name not in named and not any(_matches(pattern, name) for pattern in patterns):
+            named[name] = copy.deepcopy(schema)
+    part["additionalProperties"] = False
+    if not patterns:
+        plain = [name for name in named if not re.search(f"[{_IN_NAMES}]", name)]
+        depth = min(_DEPTH, max(2, _LETTERS // max(1, len(plain))))
+        patterns[f"^{_unlike(plain, depth)}$"] = schema
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:
+        return False
+
+
+def _unlike(names: list[str], depth: int) -> str:
+    """A regular expression of texts without escapes and none of ``names``; it leaves out, too, what begins like one
+    that is longer than ``depth``."""
+    rest: dict[str, list[str]] = {}
+    for name in names:
+        if name:
+            rest.setdefault(name[0], []).append(name[1:])
+    first = "".join(f"\\x{{{ord(char):x}}}" for char in rest)
+    ways = [f"[^{first}{_IN_NAMES}][^{_IN_NAMES}]*"]
+    if depth:
+        ways += [f"\\x{{{ord(char):x}}}{_unlike(ends, depth - 1)}" for char, ends in rest.items()]
+    return f"({'|'.join(ways)})" + ("" if "" in names else "?")

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import gc
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,8 @@ def test_unknown_and_wrong_options_raise(kind: type, engine: Engine) -> None:
         kind(kv_cache_memory="1GiB")
     with pytest.raises(ValueError, match=r"did you mean engine_options=\{'max_model_len'"):
         kind(max_modellen=512)
-    with pytest.raises(ValueError, match=r"'base_url'; known are .*cache_salt.*temperature"):
-        kind(base_url="https://example.org")
+    with pytest.raises(ValueError, match=r"'qqqq'; known are .*cache_salt.*temperature"):
+        kind(qqqq=1)
     with pytest.raises(ValueError, match="top_p"):
         kind(top_p=2)
     with pytest.raises(ValueError, match="block_sise"):
@@ -68,6 +69,57 @@ def test_unknown_and_wrong_options_raise(kind: type, engine: Engine) -> None:
             call("Hello", temprature=0.5)
         with pytest.raises(ValueError, match="temperature=-1"):
             call("Hello", temperature=-1)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("name", "value", "way_out"),
+    [
+        ("stop_sequences", ["."], "give stop$"),
+        ("max_new_tokens", 8, "give max_tokens$"),
+        ("max_completion_tokens", 8, "give max_tokens$"),
+        ("context_window", 512, r"engine_options=\{'max_model_len': \.\.\.\}$"),
+        ("num_ctx", 512, r"engine_options=\{'max_model_len': \.\.\.\}$"),
+        ("base_url", "https://example.org", "not needed, the model runs in this process$"),
+        ("model_kwargs", {"top_p": 0.5}, "name the options in it directly$"),
+        ("model_name", "smollm2-135m", "give model$"),
+        ("top_logprobs", 5, "give logprobs, which is the number of alternatives$"),
+    ],
+)
+def test_other_integrations_words_are_understood(
+    kind: type, engine: Engine, name: str, value: Any, way_out: str
+) -> None:
+    with pytest.raises(ValueError, match=f"'{name}': .*{way_out.removesuffix('$')}"):
+        kind(**{name: value})
+    with pytest.raises(ValueError, match=f"^a call takes no option '{name}': .*{way_out}"):
+        kind(engine=engine).invoke("Hello", **{name: value})
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("value", [True, False])
+def test_logprobs_are_a_number(kind: type, engine: Engine, name: str, value: bool) -> None:
+    """Pydantic would take True for 1 and False for 0, which reports the chosen token's."""
+    said = f"{name}={value}: give the number of alternatives"
+    with pytest.raises(ValueError, match=said):
+        kind(**{name: value})
+    with pytest.raises(ValueError, match=said):
+        kind(engine=engine).invoke("Hello", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("response_format", "said"),
+    [
+        ({"type": "json"}, "unknown type 'json': did you mean 'json_object'?"),
+        ({"type": "json_objekt"}, "unknown type 'json_objekt': did you mean 'json_object'?"),
+        ({"type": "json_shema", "json_schema": {}}, "unknown type 'json_shema': did you mean 'json_schema'?"),
+        ({"type": "xml"}, 'unknown type \'xml\': give {"type": "json_schema"'),
+    ],
+)
+def test_a_response_format_of_an_unknown_type(llm: ChatForeword, response_format: Any, said: str) -> None:
+    for call in (llm.invoke, lambda text, **o: llm.bind_tools([], **o).invoke(text)):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            call(QUESTION, response_format=response_format)
 
 
 def test_a_calls_own_options_come_first(llm: ChatForeword) -> None:
@@ -377,3 +429,11 @@ def test_a_model_can_be_pickled() -> None:
 
     again = pickle.loads(pickle.dumps(ChatForeword(temperature=0.5, engine_options={"num_threads": 1})))
     assert (again.temperature, again.engine_options) == (0.5, {"num_threads": 1})
+
+
+@KINDS
+def test_a_model_with_an_engine_cannot_be_pickled(kind: type, engine: Engine) -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match=r"an Engine cannot be pickled.* give model= and options instead"):
+        pickle.dumps(kind(engine=engine))

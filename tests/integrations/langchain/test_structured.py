@@ -264,3 +264,14 @@ def test_openais_ways_to_wrap_a_schema(llm: ChatForeword, wrap: Callable[[Any], 
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     assert llm.with_structured_output(wrap(schema)).invoke("Three.").keys() == {"n"}
     assert json.loads(llm.invoke("Three.", response_format=wrap(schema)).text).keys() == {"n"}
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_number_that_was_cut_is_no_answer(engine: Engine, stop: bool) -> None:
+    """It parses all the same: that the schema asks for more tells it from a whole one."""
+    schema = {"title": "Year", "type": "integer", "minimum": 1000, "maximum": 9999}
+    digits = [engine.encode(digit)[-1] for digit in "0123456789"]
+    cut: dict[str, Any] = {"stop_token_ids": digits, "include_stop_str_in_output": True} if stop else {"max_tokens": 1}
+    with pytest.raises(OutputParserException, match="the stop token" if stop else "max_tokens"):
+        ChatForeword(engine=engine, temperature=0, **cut).with_structured_output(schema).invoke(QUESTION)
+    assert ChatForeword(engine=engine, temperature=0).with_structured_output(schema).invoke(QUESTION) >= 1000

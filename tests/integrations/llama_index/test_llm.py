@@ -111,6 +111,8 @@ def test_complete_uses_the_chat_template_unless_told_otherwise(llm: Foreword) ->
     system = Foreword(engine=llm.engine, system_prompt="Be brief.", max_tokens=2)
     expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
     assert system.complete(prompt).raw["usage"]["prompt_tokens"] == llm.engine.count_tokens(expected)
+    as_given = llm.engine.count_tokens([{"role": "user", "content": QUESTION}])
+    assert system.chat(MESSAGES).raw["usage"]["prompt_tokens"] == as_given
 
 
 # -- options ---------------------------------------------------------------------------------------------------

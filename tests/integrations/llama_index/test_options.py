@@ -29,7 +29,17 @@ MESSAGES = [ChatMessage(role="user", content="Name the three primary colours, pl
         ),
         ("max_model_len", 512, r"max_model_len is an option of the engine"),
         ("temprature", 0.5, r"unknown option 'temprature': is temperature meant\?"),
-        ("max_new_tokens", 8, r"unknown option 'max_new_tokens': .*max_tokens"),
+        ("max_new_tokens", 8, r"unknown option 'max_new_tokens': give max_tokens"),
+        ("max_completion_tokens", 8, r"unknown option 'max_completion_tokens': give max_tokens"),
+        ("stop_sequences", ["."], r"unknown option 'stop_sequences': give stop"),
+        ("context_window", 512, r"'context_window': give the LLM engine_options=\{'max_model_len': \.\.\.\}"),
+        ("num_ctx", 512, r"'num_ctx': give the LLM engine_options=\{'max_model_len': \.\.\.\}"),
+        ("api_key", "x", r"unknown option 'api_key': not needed, the model runs in this process"),
+        ("additional_kwargs", {}, r"unknown option 'additional_kwargs': name the options in it directly"),
+        ("model_name", "x", r"unknown option 'model_name': give model"),
+        ("top_logprobs", 5, r"unknown option 'top_logprobs': give logprobs, which is the number"),
+        ("logprobs", True, r"logprobs=True: give the number of alternatives"),
+        ("prompt_logprobs", False, r"prompt_logprobs=False: give the number of alternatives"),
         ("block_sizes", 8, r"unknown option 'block_sizes': is engine_options=\{'block_size': \.\.\.\} meant\?"),
         ("qqqq", 1, r"unknown option 'qqqq'; known are .*temperature"),
         ("tools", [], "tools belongs to a call"),
@@ -39,6 +49,45 @@ MESSAGES = [ChatMessage(role="user", content="Name the three primary colours, pl
 def test_an_unknown_field_is_named_with_the_way_out(name: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Foreword(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("formated", True, r"^unknown option 'formated': is formatted meant\?$"),
+        ("tool_choise", "any", r"^unknown option 'tool_choise': is tool_choice meant\?$"),
+        ("max_new_tokens", 8, "^unknown option 'max_new_tokens': give max_tokens$"),
+        ("max_model_len", 512, "^max_model_len is an option of the engine"),
+        ("system_prompt", "Be brief.", "^system_prompt belongs to the LLM, not to a call"),
+        ("logprobs", True, "^logprobs=True: give the number of alternatives"),
+        ("n", 2, "^n is not available here"),
+    ],
+)
+def test_an_unknown_option_of_a_call_is_named_with_the_way_out(llm: Foreword, name: str, value: Any, said: str) -> None:
+    for call in (lambda **o: llm.complete("Hello", **o), lambda **o: llm.chat(MESSAGES, **o)):
+        with pytest.raises(ValueError, match=said):
+            call(**{name: value})
+
+
+def test_the_options_of_a_call_are_listed(llm: Foreword) -> None:
+    with pytest.raises(ValueError, match="unknown option 'qqqq'; known are ") as caught:
+        llm.complete("Hello", qqqq=1)
+    known = str(caught.value).partition("known are ")[2].split(", ")
+    assert {"formatted", "tools", "tool_choice", "temperature", "structured"} <= set(known)
+    assert not {"n", "model", "engine_options"} & set(known)
+    with pytest.raises(ValueError, match=r"formatted belongs to complete\(\), not to chat\(\)"):
+        llm.chat(MESSAGES, formatted=True)
+
+
+async def test_messages_are_llama_indexs(llm: Foreword) -> None:
+    wrong: Any = [MESSAGES[0], {"role": "user", "content": "Hello"}]
+    said = r"messages\[1\] is a dict: give ChatMessage\(role=\.\.\., content=\.\.\.\)"
+    with pytest.raises(ValueError, match=said):
+        llm.chat(wrong)
+    with pytest.raises(ValueError, match=said):
+        llm.stream_chat(wrong)
+    with pytest.raises(ValueError, match=said):
+        await llm.achat(wrong)
 
 
 def test_a_subclass_may_have_fields_of_its_own() -> None:

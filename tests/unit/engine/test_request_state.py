@@ -145,3 +145,48 @@ def test_a_request_reports_once_at_its_end_unless_streamed(tokenizer: Tokenizer)
         state.detach()
         state.emit(first, "more", [1], None)
         assert len(heard) == len(expected)
+
+
+class Numbers:
+    """A constraint to four digits."""
+
+    closed_early = False
+
+    def __init__(self) -> None:
+        self.digits = 0
+
+    def advance(self) -> None:
+        self.digits += 1
+
+    @property
+    def complete(self) -> bool:
+        return self.digits == 4
+
+    finished = complete
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "reason", "complete"),
+    [
+        ({"max_tokens": 9}, "1234", "stop", True),
+        ({"max_tokens": 4}, "1234", "stop", True),
+        ({"max_tokens": 1}, "1", "length", False),
+        ({"stop": ("2",)}, "1", "stop", False),
+        ({"stop": ("34",)}, "12", "stop", False),
+        ({"stop": ("34",), "include_stop_str_in_output": True}, "1234", "stop", True),
+        ({"stop_token_ids": (ord("4"),)}, "123", "stop", False),
+        ({"stop_token_ids": (ord("4"),), "include_stop_str_in_output": True}, "1234", "stop", True),
+    ],
+)
+def test_an_output_that_is_cut_is_not_complete(
+    tokenizer: Tokenizer, options: dict[str, Any], text: str, reason: str, complete: bool
+) -> None:
+    """A number that was cut looks like a whole one: what the constraint still asks for tells them apart."""
+    completion, constraint = Completion(0, request(**options), tokenizer), Numbers()
+    for token in b"1234":
+        constraint.advance()
+        completion.append(token, None, constraint)  # type: ignore[arg-type]
+        if completion.finish_reason is not None:
+            break
+    output = completion.output()
+    assert (output.text, output.finish_reason, output.complete) == (text, reason, complete)

@@ -176,6 +176,9 @@ def test_messages_are_left_unchanged() -> None:
         (turns(("user", 5)), r"messages\[0\].content is a int"),
         (turns(("user", [{"type": "image_url", "image_url": "x"}])), "part of type 'image_url'"),
         (turns(("user", [7])), "holds a int"),
+        ([*turns(("user", "x")), {"role": "assistant", "tool_calls": ["a"]}], r"messages\[1\].tool_calls\[0\] is 'a'"),
+        ([{"role": "assistant", "tool_calls": [{}, None]}], r"messages\[0\].tool_calls\[1\] is None"),
+        ([{"role": "assistant", "tool_calls": [{"function": None}]}], r"messages\[0\].tool_calls\[0\] is {'func"),
     ],
 )
 def test_bad_messages_are_refused_with_the_reason(messages: Any, said: str) -> None:

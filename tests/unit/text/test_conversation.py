@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from foreword.core.message import AssistantMessage
+from foreword.core.message import AssistantMessage, ToolCall
 from foreword.core.sampling import SamplingParams
 from foreword.core.structured import StructuredParams
 from foreword.text.chat import ChatTemplate
 from foreword.text.conversation import ChatOptions, Conversations, Rendered
 from foreword.text.tokenizer import Tokenizer
+from foreword.text.turns import TurnTable
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 START: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to 3."}]
@@ -232,3 +233,20 @@ def test_thoughts_that_were_edited_are_not_put_back(thinking: Conversations) -> 
         assert tokenizer.decode(rendered.token_ids, False) == rendered.text
     dropped = thinking.render([*START, message, {"role": "user", "content": "?"}], ChatOptions())
     assert "<think>" not in tokenizer.decode(dropped.token_ids, False)
+
+
+@pytest.mark.parametrize("call", ["a", None, {"function": None}])
+def test_malformed_calls_are_refused_before_turns_are_looked_up(conversations: Conversations, call: Any) -> None:
+    messages = [*START, {"role": "assistant", "content": "x", "tool_calls": [call]}, *START[1:]]
+    with pytest.raises(ValueError, match=r"messages\[2\].tool_calls\[0\]"):
+        conversations.render(messages, ChatOptions())
+
+
+def test_arguments_beyond_reading_are_kept_as_text() -> None:
+    """They nest deeper than Python's parser goes: an error like that of other arguments that cannot be read."""
+    deep = '{"a": ' + "[" * 100_000
+    call = ToolCall("id", "look", deep)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        call.parse()
+    assert AssistantMessage(tool_calls=(call,)).as_dict()["tool_calls"][0]["function"]["arguments"] == deep
+    TurnTable().candidates(None, [AssistantMessage(tool_calls=(call,)).as_dict()])

@@ -307,3 +307,93 @@ def test_a_compiler_that_nobody_uses_is_freed(tiny_dir: Path) -> None:
     del tokenizer, compiler
     gc.collect()
     assert gone() is None
+
+
+def holds(state: GrammarState, tokens: list[int]) -> bool:
+    """Whether these tokens match, all of them; quicker than :func:`accepts`, which looks at the masks."""
+    matcher = state._matcher.deep_copy()
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+_AT = (0, 1, 0.5, 0.05, -0.5, -1, 2, 1.5, -1.5)
+_NUMBERS = [
+    *(f"{sign}{number}" for sign in ("", "-") for number in (0, "0.0", 1, "1.0", 2, 10, 0.5, 0.49, 0.51, 0.1, 0.05)),
+    *(f"{sign}{number}" for sign in ("", "-") for number in (0.3, 0.9, 0.001, 1.01, 1.4, 1.5, 1.6, 2.01, "0.052")),
+    *(
+        f"{sign}{number}"
+        for sign in ("", "-")
+        for number in ("0.000000001", "0.999999999", "1.000000001", "0.0000000001")
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "step"), [("number", None), ("number", 0.1), ("integer", None), (None, None)])
+def test_no_number_beyond_its_bounds(
+    compiler: GrammarCompiler, smollm: Tokenizer, kind: str | None, step: float | None
+) -> None:
+    """All pairs of bounds, also those that are less than one apart and those that leave one number or none."""
+    import jsonschema
+
+    lower = [{}, *({key: at} for key in ("minimum", "exclusiveMinimum") for at in _AT)]
+    upper = [{}, *({key: at} for key in ("maximum", "exclusiveMaximum") for at in _AT)]
+    spelled = {text: smollm.encode(text) for text in _NUMBERS}
+    wrong, held = [], 0
+    for bounds in (low | high for low in lower for high in upper):
+        schema = bounds | ({"type": kind} if kind else {})
+        try:
+            state = start(compiler, json_schema=schema | ({"multipleOf": step} if step else {}))
+        except ValueError:  # no number is left, or none that the library finds
+            continue
+        valid = jsonschema.Draft202012Validator(schema).is_valid
+        found = [text for text, tokens in spelled.items() if holds(state, tokens)]
+        held += len(found)
+        wrong += [(schema, text) for text in found if not valid(json.loads(text))]
+    assert held > 300
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("bounds", "text"), [
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, "0.1"), ({"exclusiveMinimum": 1, "maximum": 1.5}, "1.000000001"),
+    ({"minimum": -0.5, "exclusiveMaximum": 0}, "-0.1"), ({"exclusiveMinimum": 3, "maximum": 4}, "4"),
+    ({"exclusiveMinimum": 10**7, "maximum": 10**7 + 1}, "10000000.5"),
+])  # fmt: skip
+def test_what_lies_beyond_a_whole_number_is_left(
+    compiler: GrammarCompiler, smollm: Tokenizer, bounds: dict[str, Any], text: str
+) -> None:
+    assert accepts(start(compiler, json_schema={"type": "number"} | bounds), smollm, text)
+
+
+_MORE = {"type": "integer", "minimum": 10}
+
+
+@pytest.mark.parametrize("others", [True, {"type": "string"}])
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        (["a"], {}),
+        (["ab", "abc", "ü", 'q"', "/-^]", ""], {"required": ["ab"]}),
+        (["a" * 60, "a"], {"required": ["z"]}),
+        ([f"{i} is a key" for i in range(100)], {}),
+        (["a"], {"patternProperties": {"^ab": {"type": "integer"}}}),
+        ([], {"patternProperties": {"^a": {"type": "integer"}}}),
+    ],
+)
+def test_no_key_slips_past_its_schema(
+    compiler: GrammarCompiler, smollm: Tokenizer, names: list[str], more: dict[str, Any], others: Any
+) -> None:
+    """Keys of the object's own spelled with an escape, in front of keys that are free."""
+    import jsonschema
+
+    schema = {"type": "object", "properties": dict.fromkeys(names, _MORE), "additionalProperties": others} | more
+    state, held = start(compiler, json_schema=schema), set()
+    for name in [*names, "a", "ab", "abx", "b", "ü", "z", "a" * 61, "free key", "q", "/-^]x"]:
+        escaped = "".join(f"\\u{ord(char):04x}" for char in name[:1]) + name[1:]
+        for key in (json.dumps(name, ensure_ascii=False)[1:-1], escaped):
+            for value in ("11", '"x"'):
+                text = f'{{"{key}": {value}}}'
+                if holds(state, smollm.encode(text)):
+                    assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)), text
+                    held.add(name)
+    required = more.get("required")
+    assert (required[0] if required else names[0] if names else "a") in held or "patternProperties" in more
+    assert required or "patternProperties" in more or "free key" in held

@@ -19,15 +19,18 @@ INTEGER = {"type": "integer", "minimum": 0, "maximum": 9}
         ({"properties": {"a": INTEGER}}, {"properties": {"a": INTEGER}, "additionalProperties": False}),
         ({"patternProperties": {"^a": INTEGER}}, {"patternProperties": {"^a": INTEGER}, "additionalProperties": False}),
         (
-            {"properties": {"a": INTEGER}, "required": ["a", "b"]},
-            {"properties": {"a": INTEGER}, "required": ["a", "b"], "additionalProperties": True},
+            {"patternProperties": {"^a": INTEGER}, "required": ["ab", "b"], "additionalProperties": INTEGER},
+            {
+                "patternProperties": {"^a": INTEGER}, "required": ["ab", "b"], "properties": {"b": INTEGER},
+                "additionalProperties": False,
+            },
         ),
         ({"properties": {}, "additionalProperties": INTEGER}, {"properties": {}, "additionalProperties": INTEGER}),
         ({"type": "integer", "maximum": 5}, {"type": "integer", "maximum": 5, "minimum": -(10**15)}),
         ({"type": "integer", "minimum": 10**16}, {"type": "integer", "minimum": 10**16}),
         (
             {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
-            {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1, "multipleOf": 1e-9},
+            {"type": ["number", "null"], "minimum": 1e-9, "maximum": 1, "multipleOf": 1e-9},
         ),
         ({"type": "number", "enum": [1.5]}, {"type": "number", "enum": [1.5]}),
         ({"properties": {"enum": {"const": {"properties": 1}}}}, {
@@ -75,6 +78,16 @@ def test_a_tagged_union_becomes_any_of() -> None:
     assert narrowed["anyOf"][1]["required"] == ["age", "kind"]
     same = {"oneOf": [cat, {**dog, "properties": {"kind": {"const": "cat"}}}]}
     assert "oneOf" in narrow(same)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [(1, 1.0, False), ([1, {"a": 2}], [1.0, {"a": 2.0}], False), (1, True, True), (1, "1", True), (0.5, 1, True)],
+)
+def test_tags_are_compared_as_json(one: Any, other: Any, apart: bool) -> None:
+    """1 and 1.0 are one value, so that an instance with either would match both branches."""
+    narrowed = narrow({"oneOf": [{"properties": {"t": {"const": tag}}} for tag in (one, other)]})
+    assert ("anyOf" in narrowed) is apart
 
 
 def test_dates_exist() -> None:

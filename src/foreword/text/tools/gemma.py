@@ -59,7 +59,7 @@ class GemmaFormat(MarkedFormat):
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return str(arguments)
         return self._value(arguments)
 

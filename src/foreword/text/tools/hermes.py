@@ -82,6 +82,6 @@ def named(call: Any) -> Call:
     if isinstance(arguments, str) and arguments:
         try:
             arguments = json.loads(arguments)
-        except ValueError:
-            return str(function.get("name") or ""), arguments  # cut short
+        except (ValueError, RecursionError):
+            return str(function.get("name") or ""), arguments  # cut short, or nested beyond reading
     return str(function.get("name") or ""), arguments if isinstance(arguments, Mapping) else {}

@@ -230,5 +230,5 @@ def _string(text: str) -> str | None:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

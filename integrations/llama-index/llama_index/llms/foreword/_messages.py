@@ -23,12 +23,14 @@ def to_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     What the model said itself goes back unchanged, so that the engine recognises its own tokens in it.
 
     Raises:
-        ValueError: a content block that is no text.
+        ValueError: a message that is no ``ChatMessage``, or a content block that is no text.
     """
     return [_to_dict(index, message) for index, message in enumerate(messages)]
 
 
 def _to_dict(index: int, message: ChatMessage) -> dict[str, Any]:
+    if not isinstance(message, ChatMessage):
+        raise ValueError(f"messages[{index}] is a {type(message).__name__}: give ChatMessage(role=..., content=...)")
     texts, thoughts = list[str](), []
     marks: dict[int, Any] = {}  # by the number of texts before them
     block: Any

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from llama_index.core.bridge.pydantic import (
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from llama_index.core.constants import DEFAULT_TEMPERATURE
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 
@@ -21,6 +28,14 @@ SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParam
 """Every option of the engine but ``n``: a LlamaIndex response carries one answer."""
 CHAT_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "canonical_tools", "template_options")
 """What else a call takes if its prompt goes through the chat template."""
+ELSEWHERE = dict.fromkeys(("stop_sequences", "stop_words"), "give stop")
+ELSEWHERE |= dict.fromkeys(("max_new_tokens", "max_completion_tokens", "num_output"), "give max_tokens")
+ELSEWHERE |= dict.fromkeys(("context_window", "num_ctx", "n_ctx"), "give the LLM engine_options={'max_model_len': ...}")
+ELSEWHERE |= dict.fromkeys(("model_kwargs", "generate_kwargs", "additional_kwargs"), "name the options in it directly")
+ELSEWHERE |= dict.fromkeys(("model_name", "model_id", "model_path"), "give model")
+ELSEWHERE |= dict.fromkeys(("base_url", "api_base", "api_key"), "not needed, the model runs in this process")
+ELSEWHERE["top_logprobs"] = "give logprobs, which is the number of alternatives"
+"""What other integrations call an option, and what to do about it here."""
 
 Prompt = str | list[dict[str, Any]]
 """A text that goes to the model as it is, or messages that go through its chat template."""
@@ -111,7 +126,7 @@ class ForewordOptions(FunctionCallingLLM):
         known = cls.model_fields
         for name in data if cls.model_config.get("extra") == "forbid" and isinstance(data, Mapping) else ():
             if name not in known:
-                raise ValueError(_unknown(str(name), data[name], list(known)))
+                raise ValueError(_unknown_field(str(name), data[name], list(known)))
         return data
 
     @field_validator("structured", mode="before")
@@ -119,6 +134,12 @@ class ForewordOptions(FunctionCallingLLM):
     def _plain_structured(cls, value: Any) -> Any:
         """A dict, which can be written as JSON, of what may come as :class:`foreword.StructuredParams`."""
         return value.as_dict() if isinstance(value, StructuredParams) else value
+
+    @field_validator("logprobs", "prompt_logprobs", mode="before")
+    @classmethod
+    def _logprobs_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic would take True for 1."""
+        return _no_switch(str(info.field_name), value)
 
     @model_validator(mode="after")
     def _connect_foreword_engine(self) -> Self:
@@ -136,12 +157,15 @@ class ForewordOptions(FunctionCallingLLM):
         Raises:
             ValueError: an option is unknown or out of range; the message names it.
         """
-        if "n" in options:
-            raise ValueError("n is not available here: a LlamaIndex response carries one answer")
+        for name in options:
+            if name not in SAMPLING_FIELDS:
+                raise ValueError(_unknown_option(name, options[name], type(self).model_fields))
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS} | options
         for name, empty in (("stop", ()), ("stop_token_ids", ()), ("logit_bias", {})):
             values[name] = empty if values[name] is None else values[name]
-        return SamplingParams.build(**values)
+        for name in ("logprobs", "prompt_logprobs"):
+            _no_switch(name, values[name])
+        return SamplingParams(**values)
 
     def _call(self, prompt: Prompt, options: dict[str, Any]) -> Call:
         """A call with everything checked that can be checked before the engine is there.
@@ -180,19 +204,41 @@ class ForewordOptions(FunctionCallingLLM):
         return self.model_copy()  # an engine cannot be copied; the copies share it
 
 
+def _unknown_field(name: str, value: Any, known: list[str]) -> str:
+    """Why ``name`` is no field of the LLM, and what was probably meant."""
+    if name in CHAT_OPTIONS:
+        return f"{name} belongs to a call, not to the LLM: give it to chat()"
+    return _unknown(name, value, known)
+
+
+def _unknown_option(name: str, value: Any, fields: Collection[str]) -> str:
+    """Why ``name`` is no option of a call, and what was probably meant."""
+    if name == "formatted":
+        return "formatted belongs to complete(), not to chat()"
+    if name in fields:
+        return f"{name} belongs to the LLM, not to a call: give it to Foreword()"
+    return _unknown(name, value, [*SAMPLING_FIELDS, *CHAT_OPTIONS, "formatted"])
+
+
 def _unknown(name: str, value: Any, known: list[str]) -> str:
-    """Why ``name`` is no field, and what was probably meant."""
     of_engine = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
     if name in of_engine:
         return f"{name} is an option of the engine: give engine_options={{{name!r}: {value!r}}}"
     if name == "n":
         return "n is not available here: a LlamaIndex response carries one answer"
-    if name in CHAT_OPTIONS:
-        return f"{name} belongs to a call, not to the LLM: give it to chat()"
+    if name in ELSEWHERE:
+        return f"unknown option {name!r}: {ELSEWHERE[name]}"
     meant = difflib.get_close_matches(name, [*known, *of_engine], n=3, cutoff=0.7)
     if not meant:
         return f"unknown option {name!r}; known are {', '.join(sorted(known))}"
     return f"unknown option {name!r}: is {' or '.join(_place(each, of_engine) for each in meant)} meant?"
+
+
+def _no_switch(name: str, value: Any) -> Any:
+    """``value``, unless it is the True or False that other integrations take for ``logprobs``."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name}={value}: give the number of alternatives per token, e.g. {name}=1, or None for none")
+    return value
 
 
 def _place(name: str, of_engine: list[str]) -> str:

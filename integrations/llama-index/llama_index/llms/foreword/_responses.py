@@ -50,6 +50,8 @@ def raw(engine: Engine, turn: Turn, output: RequestOutput) -> dict[str, Any]:
         "timing": usage.timing(),
         "prefix_cache": output.prefix_cache(),
     }
+    if not completion.complete:
+        found["complete"] = False  # of structured output: a number that was cut looks like a whole one
     if output.prompt_logprobs is not None:
         found["prompt_logprobs"] = output.prompt_logprobs
     return found

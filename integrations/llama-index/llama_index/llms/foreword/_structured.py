@@ -90,6 +90,12 @@ def whole_object(output_cls: type[Model], response: Answer) -> Model:
         ValueError: the answer was cut short, or the class itself refuses the values, beyond what a schema can say.
     """
     text = _text(response)
+    final = response.raw if isinstance(response.raw, Mapping) else {}
+    if final.get("complete") is False and not text.lstrip().startswith(("{", "[")):
+        raise ValueError(
+            f"the answer is no whole {output_cls.__name__}: it ends before the schema allows it, "
+            f"cut by {'max_tokens' if final['stop_reason'] is None else repr(final['stop_reason'])}: {text[:80]!r}"
+        )
     try:
         return output_cls.model_validate_json(text)
     except ValidationError as error:

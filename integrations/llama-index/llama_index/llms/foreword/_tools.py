@@ -86,6 +86,8 @@ def _selection(call: Mapping[str, Any], final: Mapping[str, Any] | None) -> Tool
 def _whole(name: str, arguments: str, final: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = json.loads(arguments)
+    except RecursionError as error:
+        raise ValueError(f"the arguments of {name} are nested too deeply to be read: {arguments!r}") from error
     except ValueError as error:
         why = "max_tokens is too small" if final["finish_reason"] == "length" else "a stop string ended it"
         raise ValueError(f"the call of {name} was cut short ({why}), its arguments are {arguments!r}") from error
