@@ -98,12 +98,16 @@ def fill_with_nan(pool: KVPool) -> None:
     pool.data.fill_(float("nan") if pool.data.is_floating_point() else -1)  # a scale of -1s is NaN
 
 
+def tiny_token_bytes(dtype: str = "float32", kv_cache_dtype: str = "auto") -> int:
+    """Bytes of KV of one token of the tiny model."""
+    return TINY_KV_ROWS * TINY_ROW_BYTES[dtype if kv_cache_dtype == "auto" else kv_cache_dtype]
+
+
 def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float32", **options: Any) -> dict[str, Any]:
     """Options of a tiny engine whose pool has exactly ``blocks`` blocks."""
     if options.get("kernels") == "torch":
         options.setdefault("num_threads", 1)  # operations this small only wait for each other on more
-    kept = "int8" if options.get("kv_cache_dtype") == "int8" else dtype
-    memory = blocks * block_size * TINY_KV_ROWS * TINY_ROW_BYTES[kept]
+    memory = blocks * block_size * tiny_token_bytes(dtype, options.get("kv_cache_dtype", "auto"))
     return {"block_size": block_size, "dtype": dtype, "kv_cache_memory": memory, **options}
 
 

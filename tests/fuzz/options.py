@@ -11,7 +11,7 @@ from typing import Any
 from foreword import NodeStats
 from foreword.kv.disk.format import header_bytes
 from foreword.ops.cpu.native.library import available
-from support import TINY_BYTES_PER_TOKEN, tiny_options
+from support import tiny_options, tiny_token_bytes
 
 
 class Backwards:
@@ -102,7 +102,7 @@ def engine_options(chosen: dict[str, Any], directory: FilePath | None) -> dict[s
     """What was drawn, as ``Engine`` takes it, with ``directory`` for a disk tier."""
     options, size = dict(chosen), chosen["block_size"]
     blocks, pinned, stored = (options.pop(name) for name in ("kv_tokens", "pinned_blocks", "disk_blocks"))
-    block_bytes = size * TINY_BYTES_PER_TOKEN * (4 if chosen["dtype"] == "float32" else 2)
+    block_bytes = size * tiny_token_bytes(chosen["dtype"], chosen["kv_cache_dtype"])
     options["max_pinned_memory"] = None if pinned is None else pinned * block_bytes
     if directory is not None:
         options |= {"cache_dir": directory, "max_disk_cache": stored * (header_bytes(1, size) + block_bytes)}

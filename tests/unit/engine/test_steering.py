@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from foreword import Engine, RequestOutput, SamplingParams, Warmed
-from support import TINY_BOS, TINY_BYTES_PER_TOKEN, TINY_EOS, assert_idle, cold, generate_recorded, random_ids
+from support import TINY_BOS, TINY_EOS, assert_idle, cold, generate_recorded, random_ids, tiny_token_bytes
 
 NewTiny = Callable[..., Engine]
 RULES = "You know all about lighthouses. " * 4
 SYSTEM = {"role": "system", "content": RULES}
-BLOCK_BYTES = 16 * TINY_BYTES_PER_TOKEN * 4
+BLOCK_BYTES = 16 * tiny_token_bytes()
 
 
 def user(content: Any) -> dict[str, Any]:
