@@ -100,7 +100,8 @@ def fill_with_nan(pool: KVPool) -> None:
 
 def tiny_token_bytes(dtype: str = "float32", kv_cache_dtype: str = "auto") -> int:
     """Bytes of KV of one token of the tiny model."""
-    return TINY_KV_ROWS * TINY_ROW_BYTES[dtype if kv_cache_dtype == "auto" else kv_cache_dtype]
+    kept = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    return TINY_KV_ROWS * TINY_ROW_BYTES.get(kept, TINY_ROW_BYTES["bfloat16"])
 
 
 def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float32", **options: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from foreword import Engine
+from foreword.ops.cpu.native.library import available
 from support import assert_idle, assert_same_bits, generate_recorded, random_ids
 
 NewEngine = Callable[..., Engine]
@@ -147,8 +148,9 @@ def test_salts_and_everything_else_that_kv_depends_on_keep_apart(
     assert cached(kv_cache_dtype="int8") == 0
     assert cached(kv_cache_dtype="int8", dtype="bfloat16") == 0  # of other weights
     assert cached(block_size=32) == 0
-    assert cached(kernels="torch") == 0
-    assert cached(kernels="portable") == 0
+    if available():
+        assert cached(kernels="torch") == 0
+        assert cached(kernels="portable") == 0
     assert cached() == hit
     assert cached(cache_salt="b") == hit  # its own by now
     assert cached(other_weights) == hit
