@@ -15,7 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES, EvictionPolicy, NodeStats, create_policy
+<<<<<<< HEAD
 from foreword.kv.table import BlockTable
+=======
+from foreword.kv.pins import PinKey, PinsFullError
+>>>>>>> cache-s
 from foreword.kv.tree import Node, common_prefix_length
 
 Content = tuple[bytes, tuple[int, ...]]
@@ -70,7 +74,7 @@ class CacheModel:
             enable_prefix_caching=self.enabled,
             max_pinned_blocks=self.max_pinned,
         )
-        self.pins: dict[tuple[bytes, tuple[int, ...]], PinModel] = {}
+        self.pins: dict[PinKey, PinModel] = {}
         self.now_s = 0.0
         self.content: dict[tuple[int, int], Content] = {}
         self.live: list[Live] = []
@@ -157,32 +161,39 @@ class CacheModel:
         namespace = rng.choice([b"a", b"a", b"b"])
         tokens = list(rng.choice(list(self.pins))[1]) if self.pins and rng.random() < 0.3 else None
         tokens = tokens or self._draw_tokens(rng, namespace)
-        ttl_s = rng.choice([None, 1.0, 5.0])
+        ttl_s, renewed = rng.choice([(None, False), (1.0, False), (5.0, False), (1.0, True), (5.0, True)])
         self._forget_lapsed()
         match = self.manager.lookup(namespace, tokens, len(tokens))
         expected = match.num_tokens
         blocks = match.blocks + ([] if match.tail_block is None else [match.tail_block])
         earlier = {block for pin in self.pins.values() for block in pin.blocks}
         if set(blocks) - earlier and len(earlier | set(blocks)) > self.max_pinned:
+<<<<<<< HEAD
             with pytest.raises(ValueError, match="pins may hold"):
                 self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s)
+=======
+            with pytest.raises(PinsFullError):
+                self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s, renewed=renewed)
+>>>>>>> cache-s
             return
-        pinned = self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s)
+        pinned = self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s, renewed=renewed)
         assert pinned == (expected, len(blocks))
         if blocks:
             model = PinModel(expected, blocks, 1, float("inf") if ttl_s is None else self.now_s + ttl_s)
-            before = self.pins.pop((namespace, tuple(tokens)), None)
+            key = PinKey(namespace, tuple(tokens), renewed)
+            before = self.pins.pop(key, None)
             if before is not None:
-                model.times += before.times
+                model.times += 0 if renewed else before.times
                 model.deadline_s = max(model.deadline_s, before.deadline_s)
-            self.pins[namespace, tuple(tokens)] = model
+            self.pins[key] = model
 
     def unpin(self, rng: random.Random) -> None:
         """Take a pin back, once; of what is not pinned nothing can be taken."""
         assert not self.manager.unpin(b"a", [7, 7, 7])
-        if not self.pins:
+        taken = [key for key in self.pins if not key.renewed]
+        if not taken:
             return
-        key = rng.choice(list(self.pins))
+        key = rng.choice(taken)
         assert self.manager.unpin(key[0], list(key[1]))
         self.pins[key].times -= 1
         if not self.pins[key].times:
