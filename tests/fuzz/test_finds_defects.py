@@ -294,8 +294,8 @@ def test_a_load_one_token_too_long(disk_world: World) -> None:
 
 
 def test_a_salt_that_the_disk_forgets(disk_world: World) -> None:
-    def make(_: Any, original: Any) -> Any:
-        return lambda namespace: original(bytes(32))
+    def make(_store: Any, original: Any) -> Any:
+        return lambda _: original(bytes(32))
 
     reason = find(disk_world, spoil_store("_tier", make)).reason
     assert "were reused, but only" in reason or "were ever asked" in reason
