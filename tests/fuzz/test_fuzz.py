@@ -78,5 +78,5 @@ def test_the_population_asks_for_everything() -> None:
     assert {case.n for case in cases} == {1, 2, 3}
     assert any(case.base is not None and case.base.base is not None for case in cases)
     assert any(case.as_text for case in cases)
-    prompts = {(case.family, case.length, case.tail, case.tail_length) for case in set(cases) if case.base is None}
+    prompts = {str(case.own_prompt()) for case in set(cases) if case.base is None}
     assert len(prompts) < len({case.number for case in cases if case.base is None})
