@@ -26,6 +26,7 @@ lint: $(INSTALLED)
 
 soak: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal -o timeout=0 -m soak
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --operations 200000
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -o timeout=0 tests/property
 
 bench: $(INSTALLED)

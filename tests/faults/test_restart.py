@@ -209,6 +209,20 @@ def test_what_failed_is_not_kept(reopened: NewEngine, monkeypatch: pytest.Monkey
     assert reopened().generate(PROMPT, **OPTIONS).usage.cached_tokens == 0
 
 
+@pytest.mark.parametrize("method", ["peek", "load"])
+def test_explanations_agree_with_what_was_restored(
+    reopened: NewEngine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The store gives more than it showed, because another process has just written it, or less, because it is gone."""
+    reopened().generate(PROMPT, **OPTIONS)
+    engine = reopened()
+    monkeypatch.setattr(engine._loop.core.scheduler.cache._store, method, lambda *_: 0)
+    output = engine.generate(PROMPT, **OPTIONS)
+    assert output.usage.cached_tokens == (len(PROMPT) - 1 if method == "peek" else 0)
+    assert output.prefix is not None
+    assert output.prefix.matched_tokens == output.prefix.position == output.usage.cached_tokens
+
+
 def test_too_small_a_cap_is_refused(new_tiny: NewEngine, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_disk_cache"):
         new_tiny(cache_dir=tmp_path, max_disk_cache=1000)

@@ -2,9 +2,13 @@
 
 ===============  ====================================================================================================
 ``cases``        what is asked: prompts that share beginnings, and every kind of sampling
+``chats``        conversations: a chat template for the tiny model, and turns that go on where answers ended
 ``options``      what an engine may be built with: a table
 ``reference``    what a request must give: the same one computed alone by an engine that caches nothing
 ``faults``       errors put into the forward pass, the sampler, the detokenizer, the tokenizer
+``disk``         directories for the disk tier, what they may hold, and what happens to the disk under them
+``pins``         what pins promise, beside the engine's own ledger of them
+``claims``       what the engine says of its cache, against all that was asked of it
 ``submission``   one request on its way, and how what came of it may differ from the reference
 ``life``         one engine from its start to its close, and what must hold in between and at the end
 ``operations``   what may happen to it: a table of small functions with weights

@@ -172,7 +172,7 @@ class Population:
             base=base,
             family=rng.randrange(6),
             length=length,
-            tail=rng.randrange(40),
+            tail=rng.randrange(12),
             tail_length=tail_length,
             as_text=as_text,
             longest=2 * tail_length + (1 + length if base is None else base.longest + base.max_tokens),

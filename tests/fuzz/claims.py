@@ -83,10 +83,7 @@ class Claims:
         if not self._reads(submission):
             return
         matched, size = min(prefix.matched_tokens, len(submission.prompt) - 1), self._life.chosen["block_size"]
-        shorter = cached < matched and (
-            cached == matched // size * size  # memory was short of a block for the copy
-            or self._life.may_lose_files
-        )
+        shorter = cached == matched // size * size  # memory was short of a block for the copy
         if cached != matched and not shorter:
             yield f"{cached} tokens were reused, {prefix.matched_tokens} matched, says its explanation"
 

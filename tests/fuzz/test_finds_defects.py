@@ -12,7 +12,7 @@ import torch
 
 from foreword.kv.disk import files
 
-from . import disk, driver, life
+from . import disk, driver, life, operations
 from .driver import Failure, World, fuzz, make_plan, shrink
 
 SEED = 5
@@ -88,8 +88,9 @@ def test_a_sample_that_depends_on_the_place_in_the_batch(world: World) -> None:
     assert "alone" in find(world, spoil).reason
 
 
-def test_a_block_that_was_not_computed(world: World) -> None:
+def test_a_block_that_was_not_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that failed commits what it was to compute."""
+    monkeypatch.setattr(operations, "PARTS", ("forward",))
 
     def spoil(_: Any, core: Any) -> None:
         scheduler = core.scheduler
@@ -229,7 +230,8 @@ def test_an_explanation_that_is_one_token_off(world: World) -> None:
 
         core.scheduler.cache.explain = explain
 
-    assert "matched, says its explanation" in find(world, spoil).reason
+    reason = find(world, spoil).reason
+    assert "matched, says its explanation" in reason or "cached, says explain" in reason
 
 
 def test_an_answer_put_back_without_its_last_token(world: World) -> None:
@@ -294,8 +296,8 @@ def test_a_load_one_token_too_long(disk_world: World) -> None:
 
 
 def test_a_salt_that_the_disk_forgets(disk_world: World) -> None:
-    def make(_: Any, original: Any) -> Any:
-        return lambda namespace: original(bytes(32))
+    def make(_store: Any, original: Any) -> Any:
+        return lambda _: original(bytes(32))
 
     reason = find(disk_world, spoil_store("_tier", make)).reason
     assert "were reused, but only" in reason or "were ever asked" in reason
@@ -321,6 +323,7 @@ def test_blocks_saved_before_they_are_copied(disk_world: World) -> None:
     assert "alone" in reason or "left behind" in reason or "AssertionError" in reason
 
 
+@pytest.mark.soak
 def test_damage_that_nobody_looks_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checksums are not compared."""
     monkeypatch.setattr(driver, "DIRECTORIES", ("own, faulty",))

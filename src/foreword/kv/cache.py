@@ -87,6 +87,11 @@ class KVCacheManager:
         """Blocks that can be had: free ones and cached ones that no sequence uses and no pin holds."""
         return self.allocator.num_free + self.allocator.num_evictable
 
+    @property
+    def has_store(self) -> bool:
+        """Whether what is not in the pool may be kept elsewhere."""
+        return self._store is not None
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -11,7 +11,12 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
+<<<<<<< HEAD
 from foreword.kv.cache import KVCacheManager
+=======
+from foreword.kv.cache import BlockCopy, KVCacheManager
+from foreword.kv.explain import Stop
+>>>>>>> cache-f2
 from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.table import BlockCopy
 from foreword.kv.tree import PrefixMatch, common_prefix_length
@@ -315,6 +320,7 @@ class Scheduler:
         self.running.append(sequence)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_computed, sequence.num_prompt)
+            self._correct_evidence(sequence)
             sequence.first_scheduled_s = now_s
             self.stats.prompt_tokens += sequence.num_prompt
             self.stats.tokens_reused += sequence.cached_tokens
@@ -328,6 +334,14 @@ class Scheduler:
         sequence.evidence = cache.explain(request.namespace, sequence.token_ids)
         sequence.logged = LoggedPrompt(request.request_id, request.namespace, sequence.token_ids, request.source)
         cache.log.add(sequence.logged)
+
+    def _correct_evidence(self, sequence: Sequence) -> None:
+        """The store may have given more or less than it showed: files come, go and turn out to be damaged."""
+        evidence, cached = sequence.evidence, sequence.num_computed
+        if evidence is None or not sequence.reads_cache or not self.cache.has_store:
+            return
+        if cached != min(evidence.stop.num_tokens, len(sequence.token_ids) - 1):
+            sequence.evidence = evidence._replace(stop=Stop(cached, []))
 
     def _count_overtakes(self, admitted: list[Sequence], served: set[Sequence]) -> None:
         """Whoever gets no prefill while later requests are admitted has been overtaken by each of them."""
