@@ -2,7 +2,7 @@
 
 1, 3, 4, 12, 18 equivalence/test_exactness.py    5, 15 unit/kv/test_tree.py, property/test_cache_model.py
 6, 7, 9 unit/kv/test_namespace.py    13, 14, 19, 20, 29 property/test_scheduler.py    16, 30 unit/kv/test_eviction.py
-20 faults/test_concurrency.py    23, 24 unit/engine/test_request_state.py
+20 faults/test_concurrency.py    23, 24 unit/engine/test_request_state.py    28 unit/engine/test_kv_dtype.py
 """
 
 from __future__ import annotations

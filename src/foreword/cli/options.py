@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from foreword.core.config import KERNELS
+from foreword.core.config import KERNELS, KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from foreword import Engine
@@ -27,6 +27,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-threads", type=int, metavar="N", help="threads that compute (default: torch's)")
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: the model's)")
     group.add_argument("--kv-cache-memory", metavar="SIZE", help='e.g. "512MiB" (default: a fifth of free memory)')
+    group.add_argument("--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="default: %(default)s")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, temperature: float | None, default: str) -> None:
@@ -53,6 +54,7 @@ def open_engine(options: argparse.Namespace) -> Engine:
         num_threads=options.num_threads,
         max_model_len=options.max_model_len,
         kv_cache_memory=options.kv_cache_memory,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
 
 

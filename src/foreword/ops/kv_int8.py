@@ -12,14 +12,13 @@ from torch import Tensor
 SCALE_BYTES = 4
 """Of a row's float32 scale."""
 
+_SMALLEST = 1e-30
+"""Rows whose largest value is no larger are zero: the inverse of their scale would not be finite."""
+
 
 def scale_width(dtype: torch.dtype) -> int:
     """Elements behind those of a row of KV in ``dtype``."""
     return SCALE_BYTES if dtype == torch.int8 else 0
-
-
-_SMALLEST = 1e-30
-"""Rows whose largest value is no larger are zero: the inverse of their scale would not be finite."""
 
 
 def quantize_rows(rows: Tensor) -> Tensor:
