@@ -63,14 +63,8 @@ PROMPTS = _prompts()
 @pytest.fixture
 def nursery(tiny_dir: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]), str(tiny_dir), str(tmp_path / "kv")]
-<<<<<<< HEAD
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, text=True, env=environment) as process:
-=======
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as process:
->>>>>>> cache-f2
         yield process
         assert process.stdin is not None
         process.stdin.close()

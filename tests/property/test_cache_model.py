@@ -15,11 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES, EvictionPolicy, NodeStats, create_policy
-<<<<<<< HEAD
-from foreword.kv.table import BlockTable
-=======
 from foreword.kv.pins import PinKey, PinsFullError
->>>>>>> cache-s
+from foreword.kv.table import BlockTable
 from foreword.kv.tree import Node, common_prefix_length
 
 Content = tuple[bytes, tuple[int, ...]]
@@ -168,13 +165,8 @@ class CacheModel:
         blocks = match.blocks + ([] if match.tail_block is None else [match.tail_block])
         earlier = {block for pin in self.pins.values() for block in pin.blocks}
         if set(blocks) - earlier and len(earlier | set(blocks)) > self.max_pinned:
-<<<<<<< HEAD
-            with pytest.raises(ValueError, match="pins may hold"):
-                self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s)
-=======
             with pytest.raises(PinsFullError):
                 self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s, renewed=renewed)
->>>>>>> cache-s
             return
         pinned = self.manager.pin(namespace, tokens, now_s=self.now_s, ttl_s=ttl_s, renewed=renewed)
         assert pinned == (expected, len(blocks))

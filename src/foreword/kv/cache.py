@@ -90,7 +90,7 @@ class KVCacheManager:
     @property
     def has_store(self) -> bool:
         """Whether what is not in the pool may be kept elsewhere."""
-        return self._store is not None
+        return self.store is not None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -11,12 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
-<<<<<<< HEAD
 from foreword.kv.cache import KVCacheManager
-=======
-from foreword.kv.cache import BlockCopy, KVCacheManager
 from foreword.kv.explain import Stop
->>>>>>> cache-f2
 from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.table import BlockCopy
 from foreword.kv.tree import PrefixMatch, common_prefix_length
