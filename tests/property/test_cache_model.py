@@ -217,8 +217,10 @@ class CacheModel:
         for live in self.live:
             self.manager.release(live.held, live.tokens, live.computed)
         self.manager.finish_copies()
-        while self.pins:
+        while any(not key.renewed for key in self.pins):
             self.unpin(random.Random(0))
+        self.now_s += 10.0  # renewed pins end with their time only
+        self.manager.expire_pins(self.now_s)
         self.manager.reset()
         self.manager.check_integrity()
         assert self.manager.allocator.num_free == self.num_blocks, "blocks leaked"
@@ -258,7 +260,7 @@ class CacheModel:
                     assert self.content[place] == wanted, "the tree holds a block with other tokens' KV"
                 if not node.children and not self.manager.pins.count(node.blocks[-1]):
                     assert node in self.manager._queue, "a leaf is lost to eviction"
-        for (namespace, tokens), pin in self.pins.items():
+        for (namespace, tokens, _), pin in self.pins.items():
             found = self.manager.lookup(namespace, list(tokens), pin.num_tokens)
             assert found.num_tokens == pin.num_tokens or not self.enabled, "what is pinned was evicted"
 
