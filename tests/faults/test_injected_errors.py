@@ -472,7 +472,7 @@ def test_a_call_nested_beyond_reading_comes_back(new_tiny: TinyEngine) -> None:
     engine = new_tiny(blocks=600, block_size=8, max_model_len=2048)
     parameters = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    options: dict[str, Any] = {"tools": [tool], "tool_choice": "f", "max_tokens": 1300, "temperature": 0}
+    options: dict[str, Any] = {"tools": [tool], "tool_choice": "f", "max_tokens": 1100, "temperature": 0}
     output = engine.chat([{"role": "user", "content": "hi"}], logit_bias={ord("["): 100}, **options)
     assert output.message is not None
     with pytest.raises(ValueError, match="nested too deeply"):

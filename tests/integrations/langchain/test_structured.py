@@ -17,6 +17,7 @@ from pydantic.v1 import BaseModel as BaseModelV1
 
 from foreword import StructuredParams
 from langchain_foreword import ChatForeword, ForewordLLM
+from langchain_foreword._structured import _answer_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,3 +276,10 @@ def test_a_number_that_was_cut_is_no_answer(engine: Engine, stop: bool) -> None:
     with pytest.raises(OutputParserException, match="the stop token" if stop else "max_tokens"):
         ChatForeword(engine=engine, temperature=0, **cut).with_structured_output(schema).invoke(QUESTION)
     assert ChatForeword(engine=engine, temperature=0).with_structured_output(schema).invoke(QUESTION) >= 1000
+
+
+def test_an_answer_nested_beyond_reading_is_no_answer() -> None:
+    """Python's own parser gives up on it with another error than on malformed text."""
+    message = AIMessage("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(OutputParserException, match="no whole JSON"):
+        _answer_parser(None).invoke(message)

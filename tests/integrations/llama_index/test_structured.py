@@ -19,10 +19,10 @@ from llama_index.core.instrumentation.events.llm import (
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.types import PydanticProgramMode
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, RootModel, field_validator
 
 from llama_index.llms.foreword import Foreword
-from llama_index.llms.foreword._structured import instructions, schema_text
+from llama_index.llms.foreword._structured import instructions, schema_text, whole_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,3 +263,13 @@ def test_an_llm_may_have_a_constraint(engine: Engine) -> None:
         assert llm.complete("Which colour?", structured=None, max_tokens=5).raw["usage"]["completion_tokens"] == 5
     with pytest.raises(ValueError, match="structured asks for nothing"):
         Foreword(structured={})
+
+
+def test_a_number_that_was_cut_is_no_object(engine: Engine) -> None:
+    """It would do for the class: that the schema asks for more tells it from a whole one."""
+    schema = {"json_schema": {"type": "integer", "minimum": 1000, "maximum": 9999}}
+    whole = Foreword(engine=engine, temperature=0).complete("A year:", structured=schema)
+    assert whole_object(RootModel[int], whole).root >= 1000
+    cut = Foreword(engine=engine, temperature=0, max_tokens=1).complete("A year:", structured=schema)
+    with pytest.raises(ValueError, match="cut by max_tokens"):
+        whole_object(RootModel[int], cut)
