@@ -216,7 +216,7 @@ def test_explanations_agree_with_what_was_restored(
     """The store gives more than it showed, because another process has just written it, or less, because it is gone."""
     reopened().generate(PROMPT, **OPTIONS)
     engine = reopened()
-    monkeypatch.setattr(engine._loop.core.scheduler.cache._store, method, lambda *_: 0)
+    monkeypatch.setattr(engine._loop.core.scheduler.cache.store, method, lambda *_: 0)
     output = engine.generate(PROMPT, **OPTIONS)
     assert output.usage.cached_tokens == (len(PROMPT) - 1 if method == "peek" else 0)
     assert output.prefix is not None

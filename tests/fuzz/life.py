@@ -218,7 +218,7 @@ class Life:
         """Wait for the disk."""
 
         def flush() -> None:
-            store: Any = self.engine._loop.core.scheduler.cache._store
+            store: Any = self.engine._loop.core.scheduler.cache.store
             if store is not None:
                 store.flush()
 
@@ -226,7 +226,7 @@ class Life:
 
     def _keep_at_once(self) -> None:
         """The disk is never behind, so that it holds the same the next time."""
-        store: Any = self.engine._loop.core.scheduler.cache._store
+        store: Any = self.engine._loop.core.scheduler.cache.store
 
         def around(original: Any) -> Any:
             def save(*args: Any) -> None:

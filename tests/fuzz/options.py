@@ -77,6 +77,7 @@ POLICIES: tuple[Any, ...] = (
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
+    "swap_tokens": (0, 0, 0, 64, 240),  # tokens of the host tier
     "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
     "max_num_batched_tokens": (8, 16, 33, 64, 256, None),
     "scheduling_policy": POLICIES,
@@ -101,8 +102,10 @@ def draw_options(rng: random.Random, path: Path) -> dict[str, Any]:
 def engine_options(chosen: dict[str, Any], directory: FilePath | None) -> dict[str, Any]:
     """What was drawn, as ``Engine`` takes it, with ``directory`` for a disk tier."""
     options, size = dict(chosen), chosen["block_size"]
-    blocks, pinned, stored = (options.pop(name) for name in ("kv_tokens", "pinned_blocks", "disk_blocks"))
+    names = ("kv_tokens", "pinned_blocks", "disk_blocks", "swap_tokens")
+    blocks, pinned, stored, swapped = (options.pop(name) for name in names)
     block_bytes = size * tiny_token_bytes(chosen["dtype"], chosen["kv_cache_dtype"])
+    options["swap_space"] = swapped // size * block_bytes
     options["max_pinned_memory"] = None if pinned is None else pinned * block_bytes
     if directory is not None:
         options |= {"cache_dir": directory, "max_disk_cache": stored * (header_bytes(1, size) + block_bytes)}

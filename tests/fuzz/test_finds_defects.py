@@ -254,7 +254,7 @@ def spoil_store(name: str, make: Callable[[Any, Any], Any]) -> Callable[[Any, An
     """Replace the disk store's ``name`` by ``make(store, original)``."""
 
     def spoil(_: Any, core: Any) -> None:
-        store = core.scheduler.cache._store
+        store = core.scheduler.cache.store
         if store is not None:
             setattr(store, name, make(store, getattr(store, name)))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from foreword.core.errors import ForewordError
 from foreword.core.explanation import CacheExplanation
 from foreword.core.message import AssistantMessage, MessageDelta
+
+logger = logging.getLogger("foreword")
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TokenLogprobs = dict[int, float]
@@ -123,14 +127,14 @@ class RequestOutput:
     def prefix_cache(self) -> dict[str, Any]:
         """``prefix`` by field names, with ``cached_tokens``, for metadata that nobody may ever read.
 
-        Where few tokens had to be computed, texts are not compared, which would take a part of the time that those
-        took: then reason and position are all that is said. ``prefix`` always has the rest.
+        What another salt has is not told. Where few tokens had to be computed, texts are not compared, which would take
+        a part of the time that those took: then reason and position are all that is said. ``prefix`` has the rest.
         """
         usage = self.usage
         found: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
         if self.explained is not None:
             worth_it = usage.prompt_tokens - usage.cached_tokens >= _COMPARED_TOKENS
-            found |= (self.explained.value if worth_it else self.explained.brief).to_dict()
+            found |= _told(self.explained, compared=worth_it).to_dict()
         return found
 
     @property
@@ -160,6 +164,18 @@ class RequestOutput:
     @property
     def error(self) -> ForewordError | None:
         return self.outputs[0].error
+
+
+def _told(explained: Explained, *, compared: bool) -> CacheExplanation:
+    """What metadata says: it may reach other people than those who run the engine, and must never lose an answer."""
+    try:
+        found = explained.value if compared else explained.brief
+    except Exception:
+        logger.exception("a prompt could not be explained; its metadata has reason and position only")
+        found = explained.brief
+    if found.reason != "other_namespace":
+        return found
+    return dataclasses.replace(found, reason="never_seen", cause=None, lost_tokens=0, lost_seconds=None, nearest=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from foreword.core.errors import ModelLoadError
 from foreword.core.validation import reject
 from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
-from foreword.kv.cache import BlockStore, KVCacheManager
+from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import EvictionPolicy
 from foreword.kv.eviction import create_policy as create_eviction_policy
 from foreword.kv.host import HostStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.kv.store import DiskStore, TieredStore
+from foreword.kv.table import BlockStore
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
@@ -207,7 +208,10 @@ def _store(config: EngineConfig, pool: KVPool, ops: Ops, policy: EvictionPolicy)
     assert isinstance(config.max_disk_cache, int)
     stores: list[BlockStore] = []
     if num_blocks := (config.swap_space or 0) // (pool.geometry.bytes_per_token * pool.block_size):
-        stores.append(HostStore(pool, num_blocks, policy))
+        try:
+            stores.append(HostStore(pool, num_blocks, policy))
+        except (OSError, MemoryError, RuntimeError, ValueError) as error:
+            reject("swap_space", config.swap_space, f"the system does not hand out so much memory ({error})")
     if config.cache_dir is not None:
         try:
             stores.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))

@@ -24,6 +24,7 @@ from foreword.core.validation import reject
 from foreword.engine.explain import explain
 from foreword.engine.loop import AsyncChannel, EngineLoop, SyncChannel
 from foreword.engine.request_state import RequestState, Sink
+from foreword.kv.explain import Evidence
 from foreword.kv.namespace import Namespace
 from foreword.text.beginnings import Keep, beginning, kept
 from foreword.text.conversation import ChatOptions, Conversations, Rendered
@@ -194,8 +195,12 @@ class EngineClient:
     def explain(self, prepared: Prepared) -> CacheExplanation:
         """How much of a prompt is cached, and why no more."""
         ids, namespace = prepared.prompt_token_ids, self.namespace_of(prepared)
-        core = self._loop.core
-        evidence, speed = self._loop.call(lambda: (core.scheduler.cache.explain(namespace, ids), core.prefill_speed))
+
+        def look() -> tuple[Evidence, float | None]:
+            core = self._loop.core
+            return core.scheduler.cache.explain(namespace, ids), core.prefill_speed
+
+        evidence, speed = self._loop.call(look)
         return explain(ids, prepared.chat, evidence, self.tokenizer, speed)
 
     def namespace_of(self, prepared: Prepared) -> bytes:

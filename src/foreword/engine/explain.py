@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from foreword.core.explanation import CacheExplanation, PromptPiece, Reason
 from foreword.kv.explain import Evidence
-from foreword.kv.prompt_log import LoggedPrompt, Neighbour
+from foreword.kv.prompt_log import Neighbour
 from foreword.kv.tree import common_prefix_length
 from foreword.text.beginnings import token_ends
 from foreword.text.causes import compare
@@ -47,6 +47,7 @@ class LazyExplanation:
     ) -> None:
         self.num_tokens = len(token_ids)
         self.reused_tokens = reused_tokens
+        self.weight = max(len(token_ids), 256) + len(evidence.stop.instead)  # in memory, counted in tokens
         self._known = (token_ids, source, evidence, tokenizer, prefill_speed)
 
     @cached_property
@@ -129,7 +130,7 @@ def _reason(total: int, evidence: Evidence) -> tuple[Reason, Neighbour | None]:
     other = evidence.elsewhere
     if other is not None and (other.num_common > matched + _CLOSE or other.num_common == total):
         return "other_namespace", other
-    if evidence.stop.instead or any(len(each.prompt.key) // 4 > each.num_common >= matched for each in evidence.near):
+    if evidence.stop.instead or any(len(each.key) // 4 > each.num_common >= matched for each in evidence.near):
         return "diverged", None
     return "never_seen", None
 
@@ -150,7 +151,7 @@ def _diverged(
         expected_ids = token_ids[:matched] + evidence.stop.instead
         expected = plain(tokenizer.decode(expected_ids, skip_special_tokens=False))
     else:
-        expected_ids, expected = nearest.prompt.token_ids, _logged_text(nearest.prompt, tokenizer)
+        expected_ids, expected = nearest.token_ids, _logged_text(nearest, tokenizer)
     at = min(nearest.num_common, matched) if nearest else matched
     begin = offset if at == matched else _offset(actual.text, token_ids, at, tokenizer)
     same = begin + common_prefix_length(expected.text, begin, actual.text, begin, len(actual.text))
@@ -194,7 +195,7 @@ def _most_alike(candidates: list[Neighbour], tail: str, tokenizer: Tokenizer) ->
 
     def likeness(each: Neighbour) -> tuple[int, int]:
         """Characters in lines that both have. Only texts are compared: to find the pieces of each takes too long."""
-        ids, source, text = each.prompt.token_ids, each.prompt.source, ""
+        ids, source, text = each.token_ids, each.prompt.source, ""
         if isinstance(source, Rendered):
             ids, text = ids[each.prompt.num_prompt :], source.text
         text += tokenizer.decode(ids, skip_special_tokens=False)
@@ -203,11 +204,11 @@ def _most_alike(candidates: list[Neighbour], tail: str, tokenizer: Tokenizer) ->
     return max(candidates, key=likeness)
 
 
-def _logged_text(prompt: LoggedPrompt, tokenizer: Tokenizer) -> PromptText:
+def _logged_text(logged: Neighbour, tokenizer: Tokenizer) -> PromptText:
     """A logged prompt, with what was generated behind it."""
-    ids = prompt.token_ids
-    text = prompt_text(ids[: prompt.num_prompt], prompt.source, tokenizer)
-    return text.with_answer(tokenizer.decode(ids[prompt.num_prompt :], skip_special_tokens=False))
+    ids, num_prompt = logged.token_ids, logged.prompt.num_prompt
+    text = prompt_text(ids[:num_prompt], logged.prompt.source, tokenizer)
+    return text.with_answer(tokenizer.decode(ids[num_prompt:], skip_special_tokens=False))
 
 
 def _offset(text: str, token_ids: list[int], count: int, tokenizer: Tokenizer) -> int:

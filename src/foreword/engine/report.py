@@ -24,9 +24,9 @@ class Explanations:
 
     def add(self, explanation: LazyExplanation) -> None:
         self._kept.append(explanation)
-        self._num_tokens += explanation.num_tokens
+        self._num_tokens += explanation.weight
         while self._num_tokens > self._max_tokens and len(self._kept) > 1:
-            self._num_tokens -= self._kept.popleft().num_tokens
+            self._num_tokens -= self._kept.popleft().weight
 
     def snapshot(self) -> list[LazyExplanation]:
         return list(self._kept)

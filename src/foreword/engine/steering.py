@@ -142,7 +142,8 @@ class Steering:
     def reset_prefix_cache(self) -> int:
         """Forget all cached KV that no running request uses and no pin holds. Returns the number of blocks freed.
 
-        What is pinned stays pinned and cached: unpin it first, or let its time pass.
+        What is pinned stays pinned and cached: unpin it first, or let its time pass. ``swap_space`` is emptied too;
+        what ``cache_dir`` holds stays, and comes back with the next prompt that begins with it.
         """
         return self._loop.call(lambda: self._loop.core.reset_prefix_cache())
 

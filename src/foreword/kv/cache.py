@@ -6,8 +6,8 @@ nothing; action methods (``allocate``, ``grow``) trust their answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable
 
 from foreword.core.validation import reject
 from foreword.kv.blocks import BlockAllocator
@@ -15,31 +15,14 @@ from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segme
 from foreword.kv.explain import Evidence, Stop, find_stop
 from foreword.kv.pins import Pin, PinKey, PinLedger, Pinned
 from foreword.kv.prompt_log import PromptLog
-from foreword.kv.table import BlockCopy, BlockTable
+from foreword.kv.table import BlockCopy, BlockStore, BlockTable
 from foreword.kv.trace import TraceRecorder
 from foreword.kv.tree import Node, PrefixMatch, PrefixTree, holder_before
 
+logger = logging.getLogger("foreword")
+
 _SHOWN = 512
 """Tokens behind the end of a match that an explanation looks at."""
-
-
-class BlockStore(Protocol):
-    """Where computed blocks are kept besides the pool."""
-
-    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """How many of ``tokens[start:limit]`` are stored in a row from ``start``, a block border, on."""
-
-    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """Fill ``blocks`` with the stored KV of ``tokens[start:limit]``; how many tokens of it were there."""
-
-    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """Store the KV of ``tokens``, which ``blocks`` hold."""
-
-    def flush(self) -> None:
-        """Wait until what was saved is where it survives."""
-
-    def close(self) -> None:
-        """Flush, and let go of everything."""
 
 
 class KVCacheManager:
@@ -77,6 +60,7 @@ class KVCacheManager:
         self.pins = PinLedger(num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
+        self._nothing = PrefixTree(block_size)  # of namespaces that have none yet
         self._queue: EvictionQueue[Node] = EvictionQueue()
         self._copies: list[BlockCopy] = []
         self._clock = 0
@@ -97,7 +81,7 @@ class KVCacheManager:
 
     def lookup(self, namespace: bytes, tokens: list[int], limit: int) -> PrefixMatch:
         """The longest cached prefix of ``tokens[:limit]``. Changes nothing; hand the match to ``allocate`` at once."""
-        tree = self._tree(namespace)
+        tree = self._trees.get(namespace, self._nothing)
         return tree.match(tokens, limit if self.enabled else 0)
 
     def explain(self, namespace: bytes, tokens: list[int]) -> Evidence:
@@ -106,7 +90,7 @@ class KVCacheManager:
         stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
         if self.store is not None and stop.num_tokens < len(tokens):
             border = stop.num_tokens // self.block_size * self.block_size
-            stored = border + self.store.peek(namespace, tokens, border, len(tokens))
+            stored = border + self._ask(lambda store: store.peek(namespace, tokens, border, len(tokens)))
             stop = Stop(stored, []) if stored > stop.num_tokens else stop
         if stop.num_tokens == len(tokens):
             return Evidence(stop, [], None)
@@ -130,7 +114,9 @@ class KVCacheManager:
         (copy-on-write), see ``take_copies``.
         """
         committed = len(match.blocks) * self.block_size
-        node = self._tree(namespace).cut(match.node, committed)  # what is not reused keeps statistics of its own
+        tree = self._tree(namespace)
+        node = match.node if match.blocks else tree.root
+        node = tree.cut(node, committed)  # what is not reused keeps statistics of its own
         self._touch(node, priority)
         self.allocator.share(match.blocks)
         if match.tail_block is not None:
@@ -148,11 +134,25 @@ class KVCacheManager:
         """Fetch what the store has of ``tokens[:limit]`` beyond the match that ``held`` was allocated with."""
         if self.store is None:
             return
-        whole = held.committed // self.block_size
-        loaded = self.store.load(held.namespace, tokens, held.committed, limit, held.blocks[whole:])
-        if held.committed + loaded > held.cached_tokens:
-            self.restored_tokens += held.committed + loaded - held.cached_tokens
-            held.cached_tokens = held.committed + loaded
+        start, blocks = held.committed, held.blocks[held.committed // self.block_size :]
+        loaded = self._ask(lambda store: store.load(held.namespace, tokens, start, limit, blocks))
+        if start + loaded > held.cached_tokens:
+            self.restored_tokens += start + loaded - held.cached_tokens
+            held.cached_tokens = start + loaded
+            for copy in self._copies_into(held):  # what it would bring has come
+                self._copies.remove(copy)
+                self.allocator.release([copy.source])
+            self.commit(held, tokens, held.cached_tokens)  # at once: prompts of the same batch share it
+
+    def _ask(self, action: Callable[[BlockStore], int | None]) -> int:
+        """What the store says; one that fails has had its day, and requests go on without it."""
+        assert self.store is not None
+        try:
+            return action(self.store) or 0
+        except Exception:
+            logger.exception("the tiers below the KV pool failed; from now on they are not used")
+            self.store = None
+            return 0
 
     def touch(self, match: PrefixMatch) -> None:
         """Count a use of what matched, as an allocation does."""
@@ -223,7 +223,7 @@ class KVCacheManager:
                 self.allocator.cache(block)
                 self._keep(held, leaf, 1)
         if self.store is not None and num_computed and not self._copies_into(held):
-            self.store.save(held.namespace, tokens[:num_computed], held.blocks)
+            self._ask(lambda store: store.save(held.namespace, tokens[:num_computed], held.blocks))
         self.discard(held)
 
     def discard(self, held: BlockTable) -> None:
@@ -300,6 +300,8 @@ class KVCacheManager:
         """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
         count = self.allocator.num_evictable
         self._evict(count)
+        if self.store is not None:
+            self.store.reset()
         return count
 
     def check_integrity(self) -> None:
@@ -315,11 +317,6 @@ class KVCacheManager:
         pinned = {block for block in cached if self.pins.count(block)}
         assert len(pinned) == self.pins.num_blocks, "a pinned block is not cached"
         assert all(self.allocator.users(block) >= self.pins.count(block) for block in pinned), "a pin holds nothing"
-
-    def flush(self) -> None:
-        """Wait until the store has written everything."""
-        if self.store is not None:
-            self.store.flush()
 
     def close(self) -> None:
         """Write out what is left of the trace and of the store."""

@@ -29,11 +29,11 @@ class HostStore:
         self._cache = KVCacheManager(num_blocks, pool.block_size, policy=policy)
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         return max(0, self._cache.lookup(namespace, tokens, limit).num_tokens - start)
 
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         match = self._cache.lookup(namespace, tokens, limit)
         if match.num_tokens <= start:
             return 0
@@ -45,7 +45,7 @@ class HostStore:
         return match.num_tokens - start
 
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """See :class:`foreword.kv.cache.BlockStore`. What is longer than the whole tier is left out."""
+        """See :class:`foreword.kv.table.BlockStore`. What is longer than the whole tier is left out."""
         match = self._cache.lookup(namespace, tokens, len(tokens))
         if match.num_tokens == len(tokens):
             self._cache.touch(match)
@@ -58,6 +58,10 @@ class HostStore:
         for source, target in zip(blocks[first:], held.blocks[first:], strict=False):
             self._host.block(target).copy_(self._pool.block(source))
         self._cache.release(held, tokens, len(tokens))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._cache.reset()
 
     def flush(self) -> None:
         """Nothing of it survives the process."""

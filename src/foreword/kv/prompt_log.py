@@ -16,6 +16,7 @@ from typing import NamedTuple
 from foreword.kv.tree import common_prefix_length
 
 _MAX_TOKENS = 1_000_000
+_ENTRY_TOKENS = 128  # as much memory as so many tokens takes what every prompt has besides
 _NEIGHBOURS = 6  # looked at on either side
 _LATEST = 4  # looked at besides them
 
@@ -40,12 +41,6 @@ class LoggedPrompt:
         self.num_computed = 0
         self.source = source
 
-    @property
-    def token_ids(self) -> list[int]:
-        ids = array("I", self.key)
-        ids.byteswap()
-        return ids.tolist()
-
 
 class Neighbour(NamedTuple):
     """A logged prompt as it was when another one was looked up.
@@ -53,11 +48,19 @@ class Neighbour(NamedTuple):
     Attributes:
         num_common: leading tokens that both share.
         num_computed: leading tokens of the logged one that were computed by then.
+        key: its tokens by then.
     """
 
     prompt: LoggedPrompt
     num_common: int
     num_computed: int
+    key: bytes
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids = array("I", self.key)
+        ids.byteswap()
+        return ids.tolist()
 
 
 class PromptLog:
@@ -99,13 +102,13 @@ class PromptLog:
         prompts, key = self._of_namespace.get(namespace, []), _key(token_ids)
         latest = [prompt for prompt in islice(reversed(self._by_age), 4 * _LATEST) if prompt.namespace == namespace]
         found = {id(prompt): prompt for prompt in _neighbours(prompts, key) + latest[:_LATEST]}
-        return [Neighbour(prompt, _common(prompt.key, key), prompt.num_computed) for prompt in found.values()]
+        return [Neighbour(p, _common(p.key, key), p.num_computed, p.key) for p in found.values()]
 
     def elsewhere(self, namespace: bytes, token_ids: Sequence[int]) -> Neighbour | None:
         """The prompt of another namespace that begins most alike."""
         key = _key(token_ids)
         found = [
-            Neighbour(prompt, min(_common(prompt.key, key), prompt.num_computed), prompt.num_computed)
+            Neighbour(prompt, min(_common(prompt.key, key), prompt.num_computed), prompt.num_computed, prompt.key)
             for prompt in _neighbours(self._sorted, key)
             if prompt.namespace != namespace
         ]
@@ -114,7 +117,7 @@ class PromptLog:
     def _put(self, prompt: LoggedPrompt) -> None:
         insort(self._sorted, prompt, key=_key_of)
         insort(self._of_namespace.setdefault(prompt.namespace, []), prompt, key=_key_of)
-        self._num_tokens += len(prompt.key) // 4
+        self._num_tokens += _weight(prompt)
 
     def _take(self, prompt: LoggedPrompt) -> None:
         mates = self._of_namespace[prompt.namespace]
@@ -124,7 +127,11 @@ class PromptLog:
             del prompts[index]
         if not mates:
             del self._of_namespace[prompt.namespace]
-        self._num_tokens -= len(prompt.key) // 4
+        self._num_tokens -= _weight(prompt)
+
+
+def _weight(prompt: LoggedPrompt) -> int:
+    return len(prompt.key) // 4 + _ENTRY_TOKENS
 
 
 def _key(token_ids: Sequence[int]) -> bytes:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foreword.kv.cache import BlockStore
 from foreword.kv.disk.tier import BlockRef, DiskStats, DiskTier
 from foreword.kv.pool import KVPool
+from foreword.kv.table import BlockStore
 from foreword.ops.protocol import SlotCopy
 
 if TYPE_CHECKING:
@@ -73,9 +73,12 @@ class DiskStore:
             payloads.append(self._read_part(blocks[whole], rest))
         tier.write(tokens, first * size, payloads)
 
+    def reset(self) -> None:
+        """What is on disk stays."""
+
     def flush(self) -> None:
         """Wait until all of it is written or given up."""
-        for tier in self._tiers.values():
+        for tier in list(self._tiers.values()):
             tier.flush()
 
     def close(self) -> None:
@@ -125,7 +128,7 @@ class TieredStore:
         self._block_size = block_size
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         end = start
         for store in self._stores:
             border = end // self._block_size * self._block_size
@@ -133,25 +136,31 @@ class TieredStore:
         return end - start
 
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         end = start
         for store in self._stores:
             border = end // self._block_size * self._block_size
             rest = blocks[(border - start) // self._block_size :]
-            end = max(end, border + store.load(namespace, tokens, border, limit, rest))
+            if border + store.peek(namespace, tokens, border, limit) > end:  # else it would spoil a block that is there
+                end = border + store.load(namespace, tokens, border, limit, rest)
         return end - start
 
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         for store in self._stores:
             store.save(namespace, tokens, blocks)
 
+    def reset(self) -> None:
+        """See :class:`foreword.kv.table.BlockStore`."""
+        for store in self._stores:
+            store.reset()
+
     def flush(self) -> None:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         for store in self._stores:
             store.flush()
 
     def close(self) -> None:
-        """See :class:`foreword.kv.cache.BlockStore`."""
+        """See :class:`foreword.kv.table.BlockStore`."""
         for store in self._stores:
             store.close()

@@ -1,8 +1,9 @@
-"""Which blocks a sequence holds."""
+"""Which blocks a sequence holds, and where else blocks may be kept."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from foreword.kv.tree import Node
 
@@ -48,3 +49,25 @@ class BlockTable:
         if self.blocks[first : first + len(blocks)] != blocks:
             self.blocks[first : first + len(blocks)] = blocks
             self._runs = None
+
+
+class BlockStore(Protocol):
+    """Where computed blocks are kept besides the pool."""
+
+    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
+        """How many of ``tokens[start:limit]`` are stored in a row from ``start``, a block border, on."""
+
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
+        """Fill ``blocks`` with the stored KV of ``tokens[start:limit]``; how many tokens of it were there."""
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
+        """Store the KV of ``tokens``, which ``blocks`` hold."""
+
+    def reset(self) -> None:
+        """Forget what does not survive the process."""
+
+    def flush(self) -> None:
+        """Wait until what was saved is where it survives; callable from any thread."""
+
+    def close(self) -> None:
+        """Flush, and let go of everything."""

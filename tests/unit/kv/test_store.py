@@ -1,0 +1,77 @@
+# ruff: noqa: ARG002 - a protocol's arguments
+"""Several tiers below the pool: each block holds what the one says that was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from foreword.kv.cache import KVCacheManager
+from foreword.kv.store import TieredStore
+
+TOKENS = list(range(64))
+
+
+class Fake:
+    """A store that has the first ``has`` tokens; what it loads is noted slot by slot, other slots are spoilt."""
+
+    def __init__(self, has: int, slots: dict[tuple[int, int], int], size: int = 16) -> None:
+        self.has, self.slots, self.size = has, slots, size
+
+    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
+        return max(0, min(self.has, limit) - start)
+
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
+        end = start + self.peek(namespace, tokens, start, limit)
+        for number, block in enumerate(blocks):
+            first = start + number * self.size
+            if first < end:
+                for slot in range(self.size):
+                    self.slots[block, slot] = tokens[first + slot] if first + slot < end else -1
+        return end - start
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
+        raise RuntimeError("planted")
+
+    def reset(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("first", [0, 5, 10, 16, 26, 40])
+@pytest.mark.parametrize("second", [0, 5, 10, 16, 21, 26, 48])
+def test_a_later_tier_spoils_nothing(first: int, second: int) -> None:
+    slots: dict[tuple[int, int], int] = {}
+    tiers = TieredStore([Fake(first, slots), Fake(second, slots)], 16)
+    count = tiers.load(b"", TOKENS, 0, 60, [7, 3, 9, 1])
+    assert count == tiers.peek(b"", TOKENS, 0, 60) == max(first, second)
+    assert [slots[[7, 3, 9, 1][at // 16], at % 16] for at in range(count)] == TOKENS[:count]
+
+
+def test_restored_blocks_are_shared_at_once_and_a_store_that_fails_is_left() -> None:
+    slots: dict[tuple[int, int], int] = {}
+    manager = KVCacheManager(12, 16, store=Fake(40, slots))
+    held = manager.allocate(b"", manager.lookup(b"", TOKENS, 63), 64)
+    manager.restore(held, TOKENS, 63)
+    assert (held.cached_tokens, manager.restored_tokens) == (40, 40)
+    assert manager.lookup(b"", TOKENS, 63).num_tokens == 32
+    manager.check_integrity()
+    manager.release(held, TOKENS, 64)
+    assert manager.store is None  # saving failed
+    assert manager.lookup(b"", TOKENS, 64).num_tokens == 64
+    manager.check_integrity()
+
+
+def test_looking_up_makes_nothing() -> None:
+    manager = KVCacheManager(12, 16)
+    for number in range(100):
+        assert manager.lookup(bytes([number]), TOKENS, 64).num_tokens == 0
+    assert not manager._trees
+    held = manager.allocate(b"x", manager.lookup(b"x", TOKENS, 64), 64)
+    manager.release(held, TOKENS, 64)
+    assert manager.lookup(b"x", TOKENS, 64).num_tokens == 64
+    assert manager.lookup(b"y", TOKENS, 64).num_tokens == 0
+    manager.check_integrity()
