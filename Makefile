@@ -39,7 +39,7 @@ clean:
 # The many others by uv, in a third of the time, or where it cannot (pip may be set up in ways that it does not know) by
 # pip. The embedding model of the RAG tests and examples without what it requires: transformers, which is there, loads it.
 PIP := $(BIN)/pip --quiet --disable-pip-version-check install --no-compile
-UV := env VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$PIP_FIND_LINKS"} \
+UV := env VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_LINK_MODE=copy $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} $${PIP_FIND_LINKS:+UV_FIND_LINKS="$$PIP_FIND_LINKS"} \
 	$${PIP_CERT:+SSL_CERT_FILE="$$PIP_CERT"} $(BIN)/uv pip install --quiet
 
 $(INSTALLED): $(PYPROJECTS) $(KERNELS)

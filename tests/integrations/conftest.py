@@ -25,7 +25,9 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def cold(engine: Engine) -> Engine:
-    """The engine with nothing cached."""
+    """The engine with nothing cached, and nothing pinned by tests that came before."""
+    core = engine._loop.core
+    engine._loop.call(lambda: [None for _ in iter(core.scheduler.cache.drop_oldest_pin, False)])
     engine.reset_prefix_cache()
     return engine
 

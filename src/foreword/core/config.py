@@ -49,7 +49,7 @@ class EngineConfig:
     cache_trace: str | None = None
     swap_space: int | str | None = None
     cache_dir: str | None = None
-    max_disk_cache: int | str = "8GiB"
+    max_disk_cache: int | str = 8 * 2**30
     enable_chunked_prefill: bool = True
     scheduling_policy: Any = "fcfs"
     seed: int | None = None
