@@ -133,7 +133,9 @@ def test_prompt_cache(run: Run) -> None:
         "`clock`", "`identifier`", "`tool_order`", "`json_key_order`", "`document_order`", "`whitespace`",
         "`history_changed`", "`history_truncated`", "`namespace`", "`retokenized`",
     ]  # fmt: skip
-    assert "\n".join(table) in (EXAMPLES.parent / "README.md").read_text()
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    for row in table:  # but for what was lost, which depends on the answers, and those on the processor
+        assert row.rsplit("|", 2)[0] in readme
     for name, _, position, cause, _ in rows:
         explained = out.split(f"\n{name}\n")[1].split("\n\n")[0]
         assert f"token {position}," in explained

@@ -101,7 +101,7 @@ class Engine(Steering):
         cache_trace: str | os.PathLike[str] | None = None,
         swap_space: int | str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
-        max_disk_cache: int | str = "8GiB",
+        max_disk_cache: int | str = 8 * 2**30,
         enable_chunked_prefill: bool = True,
         scheduling_policy: str | SchedulingPolicy | type[SchedulingPolicy] = "fcfs",
         seed: int | None = None,
