@@ -6,6 +6,7 @@ Those marked ``free_only`` wait for the engine, and need one that computes by it
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -338,7 +339,7 @@ def explain(act: Act) -> None:
 
 @operation(8)
 def stats(act: Act) -> None:
-    act.say(str(act.life.check_stats()))
+    act.say(str(dataclasses.replace(act.life.check_stats(), prefill_tokens_per_s=None)))  # the rest repeats
 
 
 @operation(6)

@@ -74,7 +74,7 @@ class Pins:
             oldest = next(iter(self._held), None)
             if scheduler.running:
                 raise Violation("a pin was taken back though somebody runs and will make room")
-            if self._cache.pins.oldest != oldest:
+            if (self._cache.pins.oldest or (None,))[:2] != (oldest or (None,)):
                 raise Violation("a pin was taken back that is not the oldest")
             self._held.pop(oldest, None)
             self.dropped += oldest is not None
