@@ -311,7 +311,8 @@ def test_a_part_filled_block_with_a_slot_too_few(disk_world: World) -> None:
     def make(_: Any, original: Any) -> Any:
         return lambda block, num_tokens: original(block, num_tokens - 1)
 
-    assert "alone" in find(disk_world, spoil_store("_read_part", make)).reason
+    reason = find(disk_world, spoil_store("_read_part", make)).reason
+    assert "alone" in reason or "hangs" in reason
 
 
 def test_blocks_saved_before_they_are_copied(disk_world: World) -> None:

@@ -25,8 +25,9 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def cold(engine: Engine) -> Engine:
-    """The engine with nothing cached, and nothing pinned by tests that came before."""
+    """The engine with nothing cached, and nothing pinned or remembered of tests that came before."""
     core = engine._loop.core
+    core.scheduler.cache.log = type(core.scheduler.cache.log)()
     engine._loop.call(lambda: [None for _ in iter(core.scheduler.cache.drop_oldest_pin, False)])
     engine.reset_prefix_cache()
     return engine
