@@ -1,4 +1,4 @@
-"""What happens to your prompt: eight ways to lose the cache without noticing, each explained by the engine itself.
+"""What happens to your prompt: ways to lose the cache without noticing, each explained by the engine itself.
 
     python examples/prompt_cache.py [model]
 

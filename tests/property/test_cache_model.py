@@ -13,11 +13,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from foreword.core.common_prefix import common_prefix_length
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES, EvictionPolicy, NodeStats, create_policy
 from foreword.kv.pins import PinKey, PinsFullError
 from foreword.kv.table import BlockTable
-from foreword.kv.tree import Node, common_prefix_length
+from foreword.kv.tree import Node
 
 Content = tuple[bytes, tuple[int, ...]]
 """What a slot holds: the KV of the last of these tokens behind the others, in a namespace."""

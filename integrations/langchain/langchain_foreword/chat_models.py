@@ -24,6 +24,7 @@ from langchain_foreword._errors import langchain_errors
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
 from langchain_foreword._messages import to_dicts
 from langchain_foreword._profile import model_profile
+from langchain_foreword._relay import arelay, relay
 from langchain_foreword._results import chat_chunk, chat_result, joined
 from langchain_foreword._runs import digest, salt_of
 from langchain_foreword._structured import structured_model
@@ -286,16 +287,7 @@ class ChatForeword(ForewordModel, BaseChatModel):
             lambda: engine.stream_chat(turns, params, **call.options),
             lambda: engine.astream_chat(turns, params, **call.options),
         )
-        with langchain_errors(), contextlib.closing(source):  # closing it cancels the request
-            for piece in source:
-                chunk = chat_chunk(engine, piece)
-                if chunk is None:
-                    continue
-                if piece.usage is not None:
-                    dispatch_cache_event(run_manager, engine, piece.usage)
-                if run_manager:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        yield from relay(lambda: source, engine, run_manager, chat_chunk)
 
     async def _astream(
         self,
@@ -309,17 +301,9 @@ class ChatForeword(ForewordModel, BaseChatModel):
         params = self._one_stream(call.params)
         engine, turns = await self._handle.aget(call.model), to_dicts(messages)
         source = apieces(call.limits, lambda: engine.astream_chat(turns, params, **call.options))
-        with langchain_errors():
-            async with contextlib.aclosing(source):
-                async for piece in source:
-                    chunk = chat_chunk(engine, piece)
-                    if chunk is None:
-                        continue
-                    if piece.usage is not None:
-                        await adispatch_cache_event(run_manager, engine, piece.usage)
-                    if run_manager:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+        async with contextlib.aclosing(arelay(lambda: source, engine, run_manager, chat_chunk)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _streaming_disabled(self, **kwargs: Any) -> bool:
         """LangChain's streams carry one answer, so a call for several is not rerouted to a stream."""

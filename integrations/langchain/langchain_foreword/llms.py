@@ -18,6 +18,7 @@ from foreword import ForewordError
 from langchain_foreword._base import SAMPLING_FIELDS, ForewordModel
 from langchain_foreword._errors import langchain_errors
 from langchain_foreword._events import adispatch_cache_event, dispatch_cache_event
+from langchain_foreword._relay import arelay, relay
 from langchain_foreword._results import generations, text_chunk, token_usage
 from langchain_foreword._runs import salt_of
 
@@ -86,17 +87,7 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> Iterator[GenerationChunk]:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = self._handle.get(model)
-        params = self._one_stream(params)
-        with langchain_errors(), contextlib.closing(engine.stream(prompt, params)) as pieces:  # which cancels it
-            for piece in pieces:
-                chunk = text_chunk(engine, piece)
-                if chunk is None:
-                    continue
-                if piece.usage is not None:
-                    dispatch_cache_event(run_manager, engine, piece.usage)
-                if run_manager:
-                    run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+        yield from relay(lambda: engine.stream(prompt, self._one_stream(params)), engine, run_manager, text_chunk)
 
     async def _astream(
         self,
@@ -107,18 +98,10 @@ class ForewordLLM(ForewordModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         model, params = self._call(stop, kwargs, salt_of(None))
         engine = await self._handle.aget(model)
-        params = self._one_stream(params)
-        with langchain_errors():
-            async with contextlib.aclosing(engine.astream(prompt, params)) as pieces:
-                async for piece in pieces:
-                    chunk = text_chunk(engine, piece)
-                    if chunk is None:
-                        continue
-                    if piece.usage is not None:
-                        await adispatch_cache_event(run_manager, engine, piece.usage)
-                    if run_manager:
-                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                    yield chunk
+        source = arelay(lambda: engine.astream(prompt, self._one_stream(params)), engine, run_manager, text_chunk)
+        async with contextlib.aclosing(source) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def explain(
         self, input: LanguageModelInput, *, config: RunnableConfig | None = None, **options: Any

@@ -106,8 +106,8 @@ class Engine(Steering):
         scheduling_policy: str | SchedulingPolicy | type[SchedulingPolicy] = "fcfs",
         seed: int | None = None,
     ) -> None:
-        self.config = EngineConfig(
-            model=os.fspath(model) if isinstance(model, os.PathLike) else model,
+        self.config = EngineConfig.build(
+            model,
             device=device,
             dtype=dtype,
             quantization=quantization,
@@ -123,9 +123,9 @@ class Engine(Steering):
             enable_prefix_caching=enable_prefix_caching,
             eviction_policy=eviction_policy,
             max_pinned_memory=max_pinned_memory,
-            cache_trace=os.fspath(cache_trace) if cache_trace is not None else None,
+            cache_trace=cache_trace,
             swap_space=swap_space,
-            cache_dir=os.fspath(cache_dir) if cache_dir is not None else None,
+            cache_dir=cache_dir,
             max_disk_cache=max_disk_cache,
             enable_chunked_prefill=enable_chunked_prefill,
             scheduling_policy=scheduling_policy,

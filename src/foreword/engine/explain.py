@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from foreword.core.common_prefix import common_prefix_length
 from foreword.core.explanation import CacheExplanation, PromptPiece, Reason
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import Neighbour
-from foreword.kv.tree import common_prefix_length
 from foreword.text.beginnings import token_ends
 from foreword.text.causes import compare
 from foreword.text.conversation import Rendered

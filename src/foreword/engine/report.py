@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from foreword.core.explanation import CacheExplanation, PromptPiece
 from foreword.core.report import CacheReport, DivergencePoint, PrefixSaving
@@ -32,15 +31,6 @@ class Explanations:
         return list(self._kept)
 
 
-@dataclass
-class _Saving:
-    text: str
-    piece: PromptPiece
-    num_tokens: int
-    requests: int = 0
-    tokens: int = 0
-
-
 def report(explanations: Iterable[LazyExplanation]) -> CacheReport:
     """Add up what was reused and what was lost."""
     found = list(explanations)
@@ -59,17 +49,18 @@ def report(explanations: Iterable[LazyExplanation]) -> CacheReport:
 
 def _savings(found: list[LazyExplanation]) -> list[PrefixSaving]:
     """Per beginning, up to the end of a piece: the pieces of each prompt, as far as it was reused."""
-    savings: dict[tuple[PromptPiece, int], _Saving] = {}
+    groups: dict[tuple[PromptPiece, int, int, str], list[int]] = {}  # tokens of the piece that each request reused
     for each in found:
-        reused, begin = each.reused_tokens, 0
+        begin = 0
         for piece, text, end in each.pieces():
-            if begin >= reused:
+            if begin >= each.reused_tokens:
                 break
-            saving = savings.setdefault((piece, hash((begin, text))), _Saving(text[:_SHOWN], piece, end))
-            saving.requests += reused >= end
-            saving.tokens += min(end, reused) - begin
+            groups.setdefault((piece, begin, end, text), []).append(min(end, each.reused_tokens) - begin)
             begin = end
-    rows = [PrefixSaving(s.text, s.piece, s.num_tokens, s.requests, s.tokens) for s in savings.values()]
+    rows = [
+        PrefixSaving(text[:_SHOWN], piece, end, sum(reused == end - begin for reused in group), sum(group))
+        for (piece, begin, end, text), group in groups.items()
+    ]
     return sorted(rows, key=lambda row: -row.tokens_saved)
 
 

@@ -71,11 +71,6 @@ class KVCacheManager:
         """Blocks that can be had: free ones and cached ones that no sequence uses and no pin holds."""
         return self.allocator.num_free + self.allocator.num_evictable
 
-    @property
-    def has_store(self) -> bool:
-        """Whether what is not in the pool may be kept elsewhere."""
-        return self.store is not None
-
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -94,7 +89,7 @@ class KVCacheManager:
             stop = Stop(stored, []) if stored > stop.num_tokens else stop
         if stop.num_tokens == len(tokens):
             return Evidence(stop, [], None)
-        return Evidence(stop, self.log.near(namespace, tokens), self.log.elsewhere(namespace, tokens))
+        return Evidence(stop, *self.log.around(namespace, tokens))
 
     def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
         """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from foreword.kv.tree import common_prefix_length
+from foreword.core.common_prefix import common_prefix_length
 
 _MAX_TOKENS = 1_000_000
 _ENTRY_TOKENS = 128  # as much memory as so many tokens takes what every prompt has besides
@@ -97,22 +97,15 @@ class PromptLog:
         prompt.key = _key(token_ids[: max(num_computed, prompt.num_prompt)])
         self._put(prompt)
 
-    def near(self, namespace: bytes, token_ids: Sequence[int]) -> list[Neighbour]:
-        """Prompts of the namespace that begin alike, and the latest ones."""
-        prompts, key = self._of_namespace.get(namespace, []), _key(token_ids)
+    def around(self, namespace: bytes, token_ids: Sequence[int]) -> tuple[list[Neighbour], Neighbour | None]:
+        """Prompts of the namespace that begin alike, and its latest; and the one elsewhere that begins most alike."""
+        key, mates = _key(token_ids), self._of_namespace.get(namespace, [])
         latest = [prompt for prompt in islice(reversed(self._by_age), 4 * _LATEST) if prompt.namespace == namespace]
-        found = {id(prompt): prompt for prompt in _neighbours(prompts, key) + latest[:_LATEST]}
-        return [Neighbour(p, _common(p.key, key), p.num_computed, p.key) for p in found.values()]
-
-    def elsewhere(self, namespace: bytes, token_ids: Sequence[int]) -> Neighbour | None:
-        """The prompt of another namespace that begins most alike."""
-        key = _key(token_ids)
-        found = [
-            Neighbour(prompt, min(_common(prompt.key, key), prompt.num_computed), prompt.num_computed, prompt.key)
-            for prompt in _neighbours(self._sorted, key)
-            if prompt.namespace != namespace
-        ]
-        return max(found, key=lambda neighbour: neighbour.num_common, default=None)
+        near = {id(prompt): prompt for prompt in _neighbours(mates, key) + latest[:_LATEST]}
+        others = [_neighbour(p, key) for p in _neighbours(self._sorted, key) if p.namespace != namespace]
+        computed = [each._replace(num_common=min(each.num_common, each.num_computed)) for each in others]
+        elsewhere = max(computed, key=lambda each: each.num_common, default=None)
+        return [_neighbour(prompt, key) for prompt in near.values()], elsewhere
 
     def _put(self, prompt: LoggedPrompt) -> None:
         insort(self._sorted, prompt, key=_key_of)
@@ -144,8 +137,9 @@ def _key_of(prompt: LoggedPrompt) -> bytes:
     return prompt.key
 
 
-def _common(a: bytes, b: bytes) -> int:
-    return common_prefix_length(a, 0, b, 0, len(b)) // 4
+def _neighbour(prompt: LoggedPrompt, key: bytes) -> Neighbour:
+    common = common_prefix_length(prompt.key, 0, key, 0, len(key)) // 4
+    return Neighbour(prompt, common, prompt.num_computed, prompt.key)
 
 
 def _neighbours(prompts: list[LoggedPrompt], key: bytes) -> list[LoggedPrompt]:

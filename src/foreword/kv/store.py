@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foreword.kv.disk.tier import BlockRef, DiskStats, DiskTier
+from foreword.kv.disk.tier import BlockRef, DiskTier
 from foreword.kv.pool import KVPool
 from foreword.kv.table import BlockStore
 from foreword.ops.protocol import SlotCopy
@@ -86,11 +86,6 @@ class DiskStore:
         for tier in self._tiers.values():
             tier.close()
 
-    @property
-    def stats(self) -> list[DiskStats]:
-        """Of each open namespace."""
-        return [tier.stats for tier in self._tiers.values()]
-
     def _tier(self, namespace: bytes) -> DiskTier:
         tier = self._tiers.get(namespace)
         if tier is None:
@@ -141,7 +136,8 @@ class TieredStore:
         for store in self._stores:
             border = end // self._block_size * self._block_size
             rest = blocks[(border - start) // self._block_size :]
-            if border + store.peek(namespace, tokens, border, limit) > end:  # else it would spoil a block that is there
+            # inside a block that is there already, one that has less of it would spoil it
+            if end == border or border + store.peek(namespace, tokens, border, limit) > end:
                 end = border + store.load(namespace, tokens, border, limit, rest)
         return end - start
 

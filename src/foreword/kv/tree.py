@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-Items = list[int] | tuple[int, ...] | bytes | str
+from foreword.core.common_prefix import common_prefix_length
 
 
 class Node:
@@ -236,17 +236,3 @@ def holder_before(node: Node, position: int) -> Node:
     while node.parent is not None and position <= node.start:
         node = node.parent
     return node
-
-
-def common_prefix_length(a: Items, a_start: int, b: Items, b_start: int, limit: int) -> int:
-    """How many items of ``a[a_start:]`` and ``b[b_start:]`` agree from the start, at most ``limit``."""
-    low, high = 0, max(0, min(len(a) - a_start, len(b) - b_start, limit))
-    if a[a_start : a_start + high] == b[b_start : b_start + high]:  # slices compare at C speed
-        return high
-    while high - low > 1:  # the first difference lies in [low, high)
-        middle = (low + high) // 2
-        if a[a_start + low : a_start + middle] == b[b_start + low : b_start + middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from foreword.core.errors import ModelLoadError
@@ -21,23 +22,7 @@ def fingerprint(directory: Path) -> str:
     Raises:
         ModelLoadError: a file is missing or unreadable.
     """
-    directory = Path(directory)
-    digest = hashlib.sha256()
-    try:
-        digest.update((directory / "config.json").read_bytes())
-        for file in weight_files(directory):
-            size = file.stat().st_size
-            digest.update(f"\0{file.name}\0{size}\0".encode())
-            with file.open("rb") as stream:
-                head = stream.read(8)
-                length = min(int.from_bytes(head, "little"), size)
-                digest.update(head + stream.read(length))
-                for position in range(8 + length, size, max(4096, (size - length) // 64)):
-                    stream.seek(position)
-                    digest.update(stream.read(4096))
-    except OSError as error:
-        raise ModelLoadError(f"{directory}: cannot be read: {error}") from error
-    return digest.hexdigest()
+    return _digest(directory, _sample)
 
 
 def full_digest(directory: Path, remembered: Path) -> str:
@@ -49,15 +34,35 @@ def full_digest(directory: Path, remembered: Path) -> str:
     Raises:
         ModelLoadError: a file is missing or unreadable.
     """
+    return _digest(directory, lambda file: [_file_digest(file, remembered).encode()])
+
+
+def _digest(directory: Path, parts: Callable[[Path], Iterable[bytes]]) -> str:
+    """SHA-256 over config.json and, of each file of weights, its name and ``parts`` of it."""
     directory = Path(directory)
     digest = hashlib.sha256()
     try:
         digest.update((directory / "config.json").read_bytes())
         for file in weight_files(directory):
-            digest.update(f"\0{file.name}\0{_file_digest(file, remembered)}".encode())
+            digest.update(f"\0{file.name}\0".encode())
+            for part in parts(file):
+                digest.update(part)
     except OSError as error:
         raise ModelLoadError(f"{directory}: cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def _sample(file: Path) -> Iterator[bytes]:
+    """Size, header, and 64 pieces of the data."""
+    size = file.stat().st_size
+    yield f"{size}\0".encode()
+    with file.open("rb") as stream:
+        head = stream.read(8)
+        length = min(int.from_bytes(head, "little"), size)
+        yield head + stream.read(length)
+        for position in range(8 + length, size, max(4096, (size - length) // 64)):
+            stream.seek(position)
+            yield stream.read(4096)
 
 
 def _file_digest(file: Path, remembered: Path) -> str:

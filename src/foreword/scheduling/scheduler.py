@@ -11,11 +11,12 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foreword.core.common_prefix import common_prefix_length
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.explain import Stop
 from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.table import BlockCopy
-from foreword.kv.tree import PrefixMatch, common_prefix_length
+from foreword.kv.tree import PrefixMatch
 from foreword.scheduling.policy import Candidate, SchedulingPolicy
 from foreword.scheduling.sequence import Sequence, Status
 
@@ -334,7 +335,7 @@ class Scheduler:
     def _correct_evidence(self, sequence: Sequence) -> None:
         """The store may have given more or less than it showed: files come, go and turn out to be damaged."""
         evidence, cached = sequence.evidence, sequence.num_computed
-        if evidence is None or not sequence.reads_cache or not self.cache.has_store:
+        if evidence is None or not sequence.reads_cache or self.cache.store is None:
             return
         if cached != min(evidence.stop.num_tokens, len(sequence.token_ids) - 1):
             sequence.evidence = evidence._replace(stop=Stop(cached, []))

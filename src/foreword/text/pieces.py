@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from foreword.core.common_prefix import common_prefix_length
 from foreword.core.explanation import PieceKind, PromptPiece
 from foreword.text.chat import Message
 from foreword.text.conversation import Rendered
@@ -368,12 +369,5 @@ def overlay(pieces: Sequence[Piece], upper: Sequence[Piece]) -> list[Piece]:
 
 
 def common_prefix(first: str, second: str) -> int:
-    """How many characters both begin with: a binary search over comparisons that run at the speed of memory."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """How many characters both begin with."""
+    return common_prefix_length(first, 0, second, 0, len(first))
