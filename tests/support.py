@@ -21,7 +21,7 @@ TINY_KV_ROWS = 2 * 2 * 2  # of a token: 2 layers, key and value, 2 heads
 TINY_ROW_BYTES = {"float32": 4 * 16, "bfloat16": 2 * 16, "int8": 16 + 4}
 
 
-def save_tiny_llama(directory: Path) -> Path:
+def save_tiny_llama(directory: Path, positions: int = 2048) -> Path:
     """A llama whose tokens 0 to 255 are the bytes themselves. Weights are large enough for every token to matter."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -33,7 +33,7 @@ def save_tiny_llama(directory: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=2048,
+        max_position_embeddings=positions,
         initializer_range=0.15,
         bos_token_id=TINY_BOS,
         eos_token_id=TINY_EOS,
@@ -181,5 +181,7 @@ def assert_idle(engine: Engine) -> EngineStats:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0), stats
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
-    assert engine._loop.core.scheduler.cache.allocator.num_evictable == stats.blocks_cached
+    for home in engine._loop.core.scheduler.homes:
+        assert home.allocator.num_held == 0
+        assert home.allocator.num_evictable == home.allocator.num_cached
     return stats

@@ -82,25 +82,12 @@ def build(config: EngineConfig) -> EngineParts:
     ops.calibrate(model.shape, kv_dtype, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
     num_blocks = _num_blocks(config, geometry, max_model_len)
-    spare = config.cache_dir is not None  # a block through which others go to disk
-    try:
-        pool = KVPool(geometry, num_blocks + spare, config.block_size, device)
-    except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much memory ({error})")
-    pinned = config.max_pinned_memory
-    assert not isinstance(pinned, str)  # the configuration has parsed it
-    cache = KVCacheManager(
-        num_blocks,
-        config.block_size,
-        policy=eviction,
-        enable_prefix_caching=config.enable_prefix_caching,
-        max_pinned_blocks=None if pinned is None else pinned // (geometry.bytes_per_token * config.block_size),
-        trace=None if config.cache_trace is None else TraceRecorder(config.cache_trace, config.block_size, num_blocks),
-        store=_store(config, pool, ops, eviction),
-    )
+    pool = _pool(config, geometry, num_blocks, device)
+    cache, host = _caches(config, pool, num_blocks, ops, eviction)
     scheduler = Scheduler(
         cache,
         policy,
+        host=host,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or max(CPU_TOKENS_PER_STEP, config.max_num_seqs),
         chunked_prefill=config.enable_chunked_prefill,
@@ -110,13 +97,18 @@ def build(config: EngineConfig) -> EngineParts:
     backend = f"{ops.name} kernels, {quantization or computed} weights, {kept} KV, {ops.num_threads} threads"
     logger.info(
         "%s on %s with %s: %d KV blocks of %d tokens (%.2f GB)",
-        source.name, device, backend, num_blocks, config.block_size, pool.data.nbytes / 1e9,
+        source.name, device, backend, num_blocks, config.block_size,
+        num_blocks * config.block_size * geometry.bytes_per_token / 1e9,
     )  # fmt: skip
     return EngineParts(
         core=EngineCore(scheduler, runner),
         backend=backend,
         tokenizer=tokenizer,
-        limits=Limits(max_model_len, num_blocks * config.block_size, model_config.vocab_size),
+        limits=Limits(
+            max_model_len,
+            max(home.allocator.num_blocks for home in scheduler.homes) * config.block_size,
+            model_config.vocab_size,
+        ),
         namespace=_namespace(config, source.directory, geometry, ops, f"{quantization} {computed}"),
     )
 
@@ -202,22 +194,48 @@ def _container_memory(unlimited: int) -> int:
         return unlimited
 
 
-def _store(config: EngineConfig, pool: KVPool, ops: Ops, policy: EvictionPolicy) -> BlockStore | None:
-    """The tiers below the pool, the quickest first."""
-    assert not isinstance(config.swap_space, str)  # the configuration has parsed them
-    assert isinstance(config.max_disk_cache, int)
-    stores: list[BlockStore] = []
-    if num_blocks := (config.swap_space or 0) // (pool.geometry.bytes_per_token * pool.block_size):
-        try:
-            stores.append(HostStore(pool, num_blocks, policy))
-        except (OSError, MemoryError, RuntimeError, ValueError) as error:
-            reject("swap_space", config.swap_space, f"the system does not hand out so much memory ({error})")
+def _pool(config: EngineConfig, geometry: KVGeometry, num_blocks: int, device: str) -> KVPool:
+    """``num_blocks`` for the KV pool, behind them those of the host tier, and one through which others go to disk."""
+    num_blocks += _host_blocks(config, geometry) + (config.cache_dir is not None)
+    try:
+        return KVPool(geometry, num_blocks, config.block_size, device)
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
+        asked = f"{config.kv_cache_memory}, swap_space={config.swap_space}"
+        reject("kv_cache_memory", asked, f"the system does not hand out so much memory ({error})")
+
+
+def _host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
+    assert not isinstance(config.swap_space, str)  # the configuration has parsed it
+    return (config.swap_space or 0) // (geometry.bytes_per_token * config.block_size)
+
+
+def _caches(
+    config: EngineConfig, pool: KVPool, num_blocks: int, ops: Ops, policy: EvictionPolicy
+) -> tuple[KVCacheManager, KVCacheManager | None]:
+    """What keeps the books of the pool's ``num_blocks``, and of the host tier if there is one."""
+    pinned, size = config.max_pinned_memory, config.block_size
+    assert not isinstance(pinned, str)  # the configuration has parsed it
+    manager = functools.partial(
+        KVCacheManager,
+        block_size=size,
+        policy=policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_pinned_blocks=None if pinned is None else pinned // (pool.geometry.bytes_per_token * size),
+    )
+    stores: list[BlockStore] = []  # the quickest first
     if config.cache_dir is not None:
+        assert isinstance(config.max_disk_cache, int)
         try:
             stores.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
         except ValueError as error:
             reject("max_disk_cache", config.max_disk_cache, str(error))
-    return TieredStore(stores, pool.block_size) if len(stores) > 1 else next(iter(stores), None)
+    host = None
+    if in_host := _host_blocks(config, pool.geometry):
+        host = manager(in_host, first_block=num_blocks, store=next(iter(stores), None))
+        stores.insert(0, HostStore(pool, host))
+    store = TieredStore(stores, size) if len(stores) > 1 else next(iter(stores), None)
+    trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
+    return manager(num_blocks, trace=trace, store=store), host
 
 
 def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:

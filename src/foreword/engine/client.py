@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     Attributes:
         max_model_len: tokens of prompt and output together.
-        kv_tokens: tokens whose KV the pool holds.
+        kv_tokens: tokens whose KV one sequence can have, in the pool or in the host tier.
         vocab_size: token ids are smaller.
     """
 
@@ -189,7 +189,7 @@ class EngineClient:
             )
         return (
             f"the prompt has {length} tokens, but the KV cache holds {self.limits.kv_tokens}; "
-            "shorten it or give a larger kv_cache_memory"
+            "shorten it, give a larger kv_cache_memory, or a swap_space that holds it (exact too, slower on a GPU)"
         )
 
     def explain(self, prepared: Prepared) -> CacheExplanation:

@@ -99,7 +99,7 @@ class EngineCore:
         Raises:
             ValueError: the cap does not allow it; the message says in bytes how much it lacks.
         """
-        cache, pool = self.scheduler.cache, self.runner.pool
+        cache, pool = self.scheduler.home_of(len(token_ids)), self.runner.pool
         try:
             return cache.pin(namespace, token_ids, now_s=time.monotonic(), ttl_s=ttl_s, renewed=renewed)
         except PinsFullError as error:
@@ -112,16 +112,16 @@ class EngineCore:
 
     def unpin(self, namespace: bytes, token_ids: list[int]) -> bool:
         """Take one pin of exactly ``token_ids`` back; False if there is none."""
-        self.scheduler.cache.expire_pins(time.monotonic())
-        return self.scheduler.cache.unpin(namespace, token_ids)
+        self.scheduler.expire_pins(time.monotonic())
+        return self.scheduler.home_of(len(token_ids)).unpin(namespace, token_ids)
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
-        self.scheduler.cache.expire_pins(time.monotonic())
+        self.scheduler.expire_pins(time.monotonic())
         return self.scheduler.cache.reset()
 
     def stats(self) -> EngineStats:
-        self.scheduler.cache.expire_pins(time.monotonic())
+        self.scheduler.expire_pins(time.monotonic())
         scheduler, allocator = self.scheduler, self.scheduler.cache.allocator
         return EngineStats(
             running=len(scheduler.running),
@@ -130,10 +130,10 @@ class EngineCore:
             blocks_free=allocator.num_free,
             blocks_held=allocator.num_held,
             blocks_cached=allocator.num_cached,
-            blocks_pinned=scheduler.cache.pins.num_blocks,
+            blocks_pinned=sum(home.pins.num_blocks for home in scheduler.homes),
             prompt_tokens=scheduler.stats.prompt_tokens,
             tokens_reused=scheduler.stats.tokens_reused,
-            tokens_restored=scheduler.cache.restored_tokens,
+            tokens_restored=sum(home.restored_tokens for home in scheduler.homes),
             tokens_prefilled=scheduler.stats.tokens_prefilled,
             tokens_generated=self._tokens_generated,
             preemptions=scheduler.stats.preemptions,
@@ -146,7 +146,8 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every block is accounted for and every sequence belongs to a request."""
-        self.scheduler.cache.check_integrity()
+        for home in self.scheduler.homes:
+            home.check_integrity()
         sequences = self.scheduler.running + self.scheduler.waiting
         live = [c.sequence for state in self._requests.values() for c in state.live if c.sequence is not None]
         assert {id(s) for s in sequences} == {id(s) for s in live}, "sequences and requests disagree"

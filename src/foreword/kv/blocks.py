@@ -11,24 +11,25 @@ _FEW_RUNS = 1024
 
 
 class BlockAllocator:
-    """Hands out block numbers ``0 .. num_blocks - 1``; knows counts only, never tokens or tensors.
+    """Hands out block numbers ``first .. first + num_blocks - 1``; knows counts only, never tokens or tensors.
 
     A block is free, held (by sequences alone) or cached (in the prefix tree, used by sequences or not)::
 
         free + held + cached == num_blocks        evictable == cached blocks that no sequence uses
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, first: int = 0) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
         self.num_cached = 0
         self.num_evictable = 0
-        self._free = bytearray(b"\x01" * num_blocks)  # searched for runs with bytearray.find
-        self._free_in = [min(_CHUNK, num_blocks - start) for start in range(0, num_blocks, _CHUNK)]  # per chunk
-        self._has_free = bytearray(b"\x01" * len(self._free_in))
-        self._cached = bytearray(num_blocks)
-        self._users = [0] * num_blocks
-        self._cursor = 0  # where the next search for a run starts, past room left for growth
+        self._end = end = first + num_blocks
+        self._free = bytearray(first) + b"\x01" * num_blocks  # searched for runs with bytearray.find
+        self._free_in = [sum(self._free[start : start + _CHUNK]) for start in range(0, end, _CHUNK)]  # per chunk
+        self._has_free = bytearray(count > 0 for count in self._free_in)
+        self._cached = bytearray(end)
+        self._users = [0] * end
+        self._cursor = first  # where the next search for a run starts, past room left for growth
 
     @property
     def num_held(self) -> int:
@@ -95,13 +96,13 @@ class BlockAllocator:
 
     def check_integrity(self) -> None:
         """Recount everything. Raises ``AssertionError`` if a count or a state is wrong."""
-        free = [b for b in range(self.num_blocks) if self._free[b]]
-        cached = [b for b in range(self.num_blocks) if self._cached[b]]
-        held = [b for b in range(self.num_blocks) if self._users[b] > 0 and not self._cached[b]]
+        free = [b for b in range(self._end) if self._free[b]]
+        cached = [b for b in range(self._end) if self._cached[b]]
+        held = [b for b in range(self._end) if self._users[b] > 0 and not self._cached[b]]
         assert min(self._users, default=0) >= 0, "a block was released more often than it was used"
         assert len(free) + len(held) + len(cached) == self.num_blocks, "free + held + cached != total"
         assert (len(free), len(held), len(cached)) == (self.num_free, self.num_held, self.num_cached), "counts drifted"
-        counts = [sum(self._free[start : start + _CHUNK]) for start in range(0, self.num_blocks, _CHUNK)]
+        counts = [sum(self._free[start : start + _CHUNK]) for start in range(0, self._end, _CHUNK)]
         assert counts == self._free_in, "free blocks of a chunk miscounted"
         assert list(self._has_free) == [count > 0 for count in counts], "a chunk with free blocks would be passed over"
         assert self.num_evictable == sum(self._users[b] == 0 for b in cached), "evictable count drifted"
@@ -126,7 +127,7 @@ class BlockAllocator:
     def _free_length(self, start: int, limit: int) -> int:
         """Free blocks side by side from ``start``, at most ``limit``."""
         end = self._free.find(b"\x00", start, start + limit)
-        return (min(start + limit, self.num_blocks) if end < 0 else end) - start
+        return (min(start + limit, self._end) if end < 0 else end) - start
 
     def _find_run(self, count: int, room: int) -> int | None:
         """Where ``count`` free blocks lie side by side, with ``room`` behind them if possible."""

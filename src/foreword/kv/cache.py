@@ -30,6 +30,7 @@ class KVCacheManager:
 
     Args:
         num_blocks: blocks of the pool.
+        first_block: their lowest number.
         block_size: tokens per block.
         policy: which cached blocks are evicted first.
         enable_prefix_caching: off, nothing is looked up or kept.
@@ -43,6 +44,7 @@ class KVCacheManager:
         num_blocks: int,
         block_size: int,
         *,
+        first_block: int = 0,
         policy: EvictionPolicy = segmented_lru,
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int | None = None,
@@ -51,7 +53,7 @@ class KVCacheManager:
     ) -> None:
         self.block_size = block_size
         self.enabled = enable_prefix_caching
-        self.allocator = BlockAllocator(num_blocks)
+        self.allocator = BlockAllocator(num_blocks, first_block)
         self.evictions = 0
         self.log = PromptLog()
         self.trace = trace
@@ -70,6 +72,10 @@ class KVCacheManager:
     def num_available(self) -> int:
         """Blocks that can be had: free ones and cached ones that no sequence uses and no pin holds."""
         return self.allocator.num_free + self.allocator.num_evictable
+
+    def could_hold(self, num_tokens: int) -> bool:
+        """Whether a sequence of ``num_tokens`` fits when it has all blocks for itself."""
+        return self.blocks_for(num_tokens) <= self.allocator.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -148,6 +154,12 @@ class KVCacheManager:
             logger.exception("the tiers below the KV pool failed; from now on they are not used")
             self.store = None
             return 0
+
+    def save(self, namespace: bytes, tokens: list[int]) -> None:
+        """Have the store keep what is cached of ``tokens``."""
+        match = self.lookup(namespace, tokens, len(tokens)).whole_blocks(self.block_size)
+        if self.store is not None and match.blocks:
+            self._ask(lambda store: store.save(namespace, tokens[: match.num_tokens], match.blocks))
 
     def touch(self, match: PrefixMatch) -> None:
         """Count a use of what matched, as an allocation does."""

@@ -2,7 +2,8 @@
 
 It is a cache of the same kind as the pool and kept by the same bookkeeping, so matches end at any token there too, and
 what goes first is decided by the same policy. It is inclusive: a sequence that lets go of its blocks leaves a copy, and
-a preempted one is copied back instead of computed again.
+a preempted one is copied back instead of computed again. A sequence longer than the whole pool lives in the tier
+altogether: attention reads any block where it lies.
 """
 
 from __future__ import annotations
@@ -10,23 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreword.kv.cache import KVCacheManager
-from foreword.kv.eviction import EvictionPolicy
 from foreword.kv.pool import KVPool
 
 
 class HostStore:
-    """Copies blocks between the pool and a second one in main memory. Lives on the engine thread.
+    """Copies blocks between the pool and the tier. Lives on the engine thread.
 
     Args:
-        pool: what the model computes with.
-        num_blocks: of the second one.
-        policy: which of its blocks go first.
+        pool: the blocks of both.
+        cache: what the tier holds.
     """
 
-    def __init__(self, pool: KVPool, num_blocks: int, policy: EvictionPolicy) -> None:
+    def __init__(self, pool: KVPool, cache: KVCacheManager) -> None:
         self._pool = pool
-        self._host = KVPool(pool.geometry, num_blocks, pool.block_size)
-        self._cache = KVCacheManager(num_blocks, pool.block_size, policy=policy)
+        self._cache = cache
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
         """See :class:`foreword.kv.table.BlockStore`."""
@@ -40,7 +38,7 @@ class HostStore:
         first = start // self._pool.block_size
         sources = match.blocks[first:] if match.tail_block is None else [*match.blocks[first:], match.tail_block]
         for source, target in zip(sources, blocks, strict=False):
-            self._pool.block(target).copy_(self._host.block(source))
+            self._pool.block(target).copy_(self._pool.block(source))
         self._cache.touch(match)
         return match.num_tokens - start
 
@@ -56,7 +54,7 @@ class HostStore:
         held = self._cache.allocate(namespace, match, len(tokens))
         first = len(match.blocks)
         for source, target in zip(blocks[first:], held.blocks[first:], strict=False):
-            self._host.block(target).copy_(self._pool.block(source))
+            self._pool.block(target).copy_(self._pool.block(source))
         self._cache.release(held, tokens, len(tokens))
 
     def reset(self) -> None:
@@ -67,9 +65,4 @@ class HostStore:
         """Nothing of it survives the process."""
 
     def close(self) -> None:
-        """The memory goes with the object."""
-
-    def check_integrity(self) -> None:
-        """Raises ``AssertionError`` unless its blocks are accounted for."""
-        self._cache.check_integrity()
-        assert self._cache.allocator.num_held == 0, "a block of the host tier is in use though nobody copies"
+        """The memory goes with the pool."""

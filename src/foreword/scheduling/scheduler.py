@@ -3,6 +3,9 @@
 Each step is formed anew: every decoding sequence gives one token; what is left of the token budget goes to prompts,
 running or waiting, in the policy's order. Under memory pressure the sequence of highest rank (lowest urgency, latest
 arrival) gives its blocks up and is recomputed later; as ranks never change, the first always finishes.
+
+A sequence has its home in the KV pool, or, once it is longer than all of the pool, in the host tier: its blocks lie
+there, and attention reads them there.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ class Scheduler:
     """Queues, admission, preemption.
 
     Args:
-        cache: the KV cache manager; the scheduler is its only user.
+        cache: the KV cache manager of the pool; the scheduler is its only user.
+        host: that of the host tier, for sequences longer than the pool; None: there is no such tier.
         policy: order of prompts.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens per step.
@@ -74,11 +78,14 @@ class Scheduler:
         cache: KVCacheManager,
         policy: SchedulingPolicy,
         *,
+        host: KVCacheManager | None = None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         chunked_prefill: bool = True,
     ) -> None:
         self.cache = cache
+        self.host = host
+        self.homes = [cache] if host is None else [cache, host]
         self.policy = policy
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each running sequence may need one token
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -91,32 +98,32 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    @property
-    def watermark(self) -> int:
-        """Blocks an admission must leave available, so that who runs can grow before anyone is preempted."""
-        return max(self.cache.allocator.num_blocks // 100, len(self.running)) if self.running else 0
+    def home_of(self, num_tokens: int) -> KVCacheManager:
+        """Where a sequence of ``num_tokens`` belongs."""
+        return self.cache if self.host is None or self.cache.could_hold(num_tokens) else self.host
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+        if self.home_of(len(sequence.token_ids)) is self.host and sequence.reads_cache:
+            self.cache.save(sequence.request.namespace, sequence.token_ids)  # what the pool has of it, to the tier
 
     def schedule(self, now_s: float) -> StepPlan:
         """Choose the next step. Reserves blocks, admits and preempts; ``now_s`` is the monotonic clock."""
-        self.cache.expire_pins(now_s)
+        self.expire_pins(now_s)
         chunks = self._schedule_decodes()
         chunks += self._schedule_prefills(self.max_num_batched_tokens - len(chunks), now_s)
-        while self.waiting and not (self.running or chunks) and self._take_a_pin_back():
-            chunks = self._schedule_prefills(self.max_num_batched_tokens, now_s)
-        return StepPlan(self.cache.take_copies(), chunks)
+        return StepPlan([copy for home in self.homes for copy in home.take_copies()], chunks)
 
     def advance(self, plan: StepPlan) -> None:
         """The step was computed: commit the blocks it filled."""
-        self.cache.finish_copies()
+        self._finish_copies()
         for sequence, start, length in plan.chunks:
             if not sequence.is_decoding:
                 self.stats.tokens_prefilled += length
             sequence.num_computed = start + length
+            assert sequence.home is not None
             assert sequence.blocks is not None
-            self.cache.commit(sequence.blocks, sequence.token_ids, sequence.num_computed)
+            sequence.home.commit(sequence.blocks, sequence.token_ids, sequence.num_computed)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """Another completion of ``sequence``'s prompt; it shares the blocks, or recomputes if there is no room."""
@@ -126,9 +133,11 @@ class Scheduler:
         child.cached_tokens = sequence.cached_tokens
         child.first_scheduled_s = sequence.first_scheduled_s
         child.prompt_logprobs = sequence.prompt_logprobs
+        assert sequence.home is not None
         assert sequence.blocks is not None
         if len(self.running) < self.max_num_seqs:
-            child.blocks = self.cache.fork(sequence.blocks, sequence.num_computed)
+            child.home = sequence.home
+            child.blocks = child.home.fork(sequence.blocks, sequence.num_computed)
         if child.blocks is None:
             self.waiting.append(child)
         else:
@@ -144,21 +153,20 @@ class Scheduler:
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """The step failed: its sequences leave and nothing of it is kept. Returns them."""
-        self.cache.finish_copies()
+        self._finish_copies()
         failed = [chunk.sequence for chunk in plan.chunks]
         for sequence in failed:
             self._leave(sequence, keep=False)
         return failed
 
-    def _take_a_pin_back(self) -> bool:
-        """Nobody runs, and yet who waits finds no room: rather than wait for ever it gets that of the oldest pin."""
-        taken = self.cache.drop_oldest_pin()
-        if taken:
-            logger.warning(
-                "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
-                "kv_cache_memory", max(len(sequence.token_ids) for sequence in self.waiting),
-            )  # fmt: skip
-        return taken
+    def expire_pins(self, now_s: float) -> None:
+        """Let pins lapse whose time has passed."""
+        for home in self.homes:
+            home.expire_pins(now_s)
+
+    def _finish_copies(self) -> None:
+        for home in self.homes:
+            home.finish_copies()
 
     def _leave(self, sequence: Sequence, *, keep: bool) -> None:
         if sequence.status is Status.WAITING:
@@ -177,13 +185,14 @@ class Scheduler:
             )
 
     def _give_up_blocks(self, sequence: Sequence, *, keep: bool = True) -> None:
+        assert sequence.home is not None
         assert sequence.blocks is not None
         if keep:
-            self.cache.release(sequence.blocks, sequence.token_ids, sequence.num_computed)
+            sequence.home.release(sequence.blocks, sequence.token_ids, sequence.num_computed)
             if sequence.logged is not None:
                 self.cache.log.complete(sequence.logged, sequence.token_ids, sequence.num_computed)
         else:
-            self.cache.discard(sequence.blocks)
+            sequence.home.discard(sequence.blocks)
         sequence.blocks = None
 
     # -- decode ------------------------------------------------------------------------------------------------
@@ -198,13 +207,16 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Get ``sequence`` a slot for its next token, preempting others. False if it had to go itself."""
+        home, needed = sequence.home, len(sequence.token_ids)
+        assert home is not None
         assert sequence.blocks is not None
-        while not self.cache.can_grow(sequence.blocks, len(sequence.token_ids)):
-            victim = max(self.running, key=lambda s: s.rank)
+        while not home.can_grow(sequence.blocks, needed):
+            outgrown = self.home_of(needed) is not home  # it goes on in the tier
+            victim = sequence if outgrown else max((s for s in self.running if s.home is home), key=lambda s: s.rank)
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self.cache.grow(sequence.blocks, len(sequence.token_ids))
+        home.grow(sequence.blocks, needed)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -225,12 +237,13 @@ class Scheduler:
         chunks: list[Chunk] = []
         admitted: list[Sequence] = []
         seats = self.max_num_seqs - len(self.running)
-        admitting = True
+        full: list[KVCacheManager] = []
         for sequence in self._in_policy_order(now_s, self.waiting if seats > 0 and budget > 0 else []):
             if budget <= 0:
                 break
             if sequence.status is Status.WAITING:
-                if seats <= 0 or not admitting:
+                home = self.home_of(len(sequence.token_ids))
+                if seats <= 0 or home in full:
                     continue
                 match = self._lookup(sequence)
                 if self._will_be_cached(sequence, match, chunks):
@@ -238,8 +251,8 @@ class Scheduler:
                     continue
                 if not self._fits_budget(len(sequence.token_ids) - match.num_tokens, budget, first=not chunks):
                     continue
-                admitting = self._admit(sequence, match, now_s)
-                if not admitting:
+                if not self._admit(sequence, home, match, now_s):
+                    full.append(home)  # who comes later must not take what becomes free
                     continue
                 admitted.append(sequence)
                 seats -= 1
@@ -278,8 +291,9 @@ class Scheduler:
         )
 
     def _lookup(self, sequence: Sequence) -> PrefixMatch:
-        limit = len(sequence.token_ids) - 1 if sequence.reads_cache else 0  # one token must be computed
-        return self.cache.lookup(sequence.request.namespace, sequence.token_ids, limit)
+        total = len(sequence.token_ids)
+        limit = total - 1 if sequence.reads_cache else 0  # one token must be computed
+        return self.home_of(total).lookup(sequence.request.namespace, sequence.token_ids, limit)
 
     def _will_be_cached(self, sequence: Sequence, match: PrefixMatch, chunks: list[Chunk]) -> bool:
         """Whether a prompt served in this step is computing more of this prefix than is cached: waiting saves work.
@@ -288,29 +302,28 @@ class Scheduler:
         """
         if not (self.cache.enabled and sequence.reads_cache):
             return False
-        size, limit = self.cache.block_size, len(sequence.token_ids) - 1
+        size, limit, home = self.cache.block_size, len(sequence.token_ids) - 1, self.home_of(len(sequence.token_ids))
         for other, start, _ in chunks:
-            if other.request.namespace == sequence.request.namespace:
+            if other.request.namespace == sequence.request.namespace and other.home is home:
                 common = common_prefix_length(other.token_ids, 0, sequence.token_ids, 0, limit)
                 if common // size > max(match.num_tokens, start) // size:
                     return True
         return False
 
-    def _admit(self, sequence: Sequence, match: PrefixMatch, now_s: float) -> bool:
+    def _admit(self, sequence: Sequence, home: KVCacheManager, match: PrefixMatch, now_s: float) -> bool:
         """Reserve blocks for the whole prompt and let it run; False if there is no room for it now."""
-        total = len(sequence.token_ids)
-        if not self.cache.can_allocate(match, total, self.watermark):
-            match = match.whole_blocks(self.cache.block_size)  # the copy's source would be one block too many
-            if not self.cache.can_allocate(match, total, self.watermark):
-                return False
+        total, request = len(sequence.token_ids), sequence.request
+        fitting = self._make_fit(home, match, total)
+        if fitting is None:
+            return False
         if sequence.cached_tokens is None:
             self._log(sequence)
-        request = sequence.request
-        sequence.blocks = self.cache.allocate(
-            request.namespace, match, total, request.max_tokens, request.params.cache_priority
+        sequence.home = home
+        sequence.blocks = home.allocate(
+            request.namespace, fitting, total, request.max_tokens, request.params.cache_priority
         )
         if sequence.reads_cache:
-            self.cache.restore(sequence.blocks, sequence.token_ids, total - 1)
+            home.restore(sequence.blocks, sequence.token_ids, total - 1)
         sequence.num_computed = sequence.blocks.cached_tokens
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
@@ -322,6 +335,25 @@ class Scheduler:
             self.stats.prompt_tokens += sequence.num_prompt
             self.stats.tokens_reused += sequence.cached_tokens
         return True
+
+    def _make_fit(self, home: KVCacheManager, match: PrefixMatch, total: int) -> PrefixMatch | None:
+        """The match with which ``total`` tokens find room now; None: with none.
+
+        Where nobody runs who would let go of blocks, they get those of the oldest pins rather than wait for ever.
+        """
+        users = sum(sequence.home is home for sequence in self.running)
+        # left available, so that who runs can grow before anyone is preempted
+        watermark = max(home.allocator.num_blocks // 100, users) if users else 0
+        while True:
+            for each in (match, match.whole_blocks(home.block_size)):  # a copy's source may be one block too many
+                if home.can_allocate(each, total, watermark):
+                    return each
+            if users or not home.drop_oldest_pin():
+                return None
+            logger.warning(
+                "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
+                "kv_cache_memory (or swap_space, if it is longer than that)", total,
+            )  # fmt: skip
 
     def _log(self, sequence: Sequence) -> None:
         """Note what the cache knows of the prompt, before it changes, and the prompt for those to come."""

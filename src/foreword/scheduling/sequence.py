@@ -7,6 +7,7 @@ from enum import Enum, auto
 from foreword.core.constraint import Constraint
 from foreword.core.outputs import TokenLogprobs
 from foreword.core.request import Request
+from foreword.kv.cache import KVCacheManager
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.table import BlockTable
@@ -27,6 +28,7 @@ class Sequence:
         num_computed: leading tokens whose KV is in ``blocks``.
         num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
         overtaken: how many later requests were admitted while it got no prefill.
+        home: the cache that ``blocks`` are of, where it runs.
         cached_tokens: prompt tokens that were reused when it was first admitted; None before.
         evidence: what the cache knew of the prompt when it was first admitted; None before.
         logged: its entry in the log of prompts.
@@ -36,9 +38,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "cached_tokens", "constraint", "evidence", "first_scheduled_s", "index", "logged", "num_computed",
-        "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request", "status",
-        "token_ids",
+        "blocks", "cached_tokens", "constraint", "evidence", "first_scheduled_s", "home", "index", "logged",
+        "num_computed", "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request",
+        "status", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int = 0, constraint: Constraint | None = None) -> None:
@@ -56,6 +58,7 @@ class Sequence:
         self.logged: LoggedPrompt | None = None
         self.first_scheduled_s: float | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.home: KVCacheManager | None = None
         self.blocks: BlockTable | None = None
         self.status = Status.WAITING
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from foreword import Engine
-from foreword.kv.host import HostStore
-from foreword.kv.store import TieredStore
+from foreword.kv.cache import KVCacheManager
 from support import assert_idle, assert_same_bits, generate_recorded, random_ids
 
 NewEngine = Callable[..., Engine]
@@ -18,10 +17,9 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": T
 PROMPT = random_ids(5, 77)
 
 
-def host(engine: Engine) -> HostStore:
-    store = engine._loop.core.scheduler.cache.store
-    found = store._stores[0] if isinstance(store, TieredStore) else store
-    assert isinstance(found, HostStore)
+def host(engine: Engine) -> KVCacheManager:
+    found = engine._loop.core.scheduler.host
+    assert found is not None
     return found
 
 
@@ -43,7 +41,6 @@ def test_what_the_pool_evicts_comes_back(new_tiny: NewEngine, kernels: str) -> N
     assert after.tokens_reused - before.tokens_reused == len(PROMPT) - 1
     assert after.tokens_restored > before.tokens_restored
     assert_idle(engine)
-    host(engine).check_integrity()
 
 
 def test_without_it_that_is_computed_again(new_tiny: NewEngine) -> None:
@@ -83,11 +80,11 @@ def test_a_small_one_keeps_what_it_can(new_tiny: NewEngine) -> None:
     """Five blocks: longer sequences are left out, and its own eviction goes on."""
     block = 16 * 2 * 2 * 2 * 16 * 4  # of the tiny model in float32
     engine = new_tiny(blocks=10, block_size=16, swap_space=5 * block)
-    assert host(engine)._cache.allocator.num_blocks == 5
+    assert host(engine).allocator.num_blocks == 5
     for seed in range(12):
         engine.generate(random_ids(seed, 20 + 10 * (seed % 8)), max_tokens=4)
-        host(engine).check_integrity()
-    assert host(engine)._cache.evictions > 0
+    assert host(engine).evictions > 0
+    assert_idle(engine)
 
 
 def test_memory_first_and_the_disk_for_the_rest(new_tiny: NewEngine, tmp_path: Path) -> None:
@@ -101,7 +98,6 @@ def test_memory_first_and_the_disk_for_the_rest(new_tiny: NewEngine, tmp_path: P
     before = engine.stats()
     assert_same_bits(generate_recorded(engine, [PROMPT], **OPTIONS), expected)
     assert engine.stats().tokens_reused - before.tokens_reused == len(PROMPT) - 1
-    host(engine).check_integrity()
     assert_idle(engine)
 
 
