@@ -79,6 +79,12 @@ def tiny(tiny_dir: Path, shared_engines: Callable[..., Engine]) -> Callable[...,
     return lambda **options: shared_engines(str(tiny_dir), **tiny_options(**options))
 
 
+@pytest.fixture(autouse=True)
+def tiers_are_always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model computes faster than a loaded machine copies: what comes from where must not depend on that."""
+    monkeypatch.setattr("foreword.kv.tiers._REFUSALS", 1)
+
+
 @pytest.fixture
 def new_tiny(tiny_dir: Path) -> Iterator[Callable[..., Engine]]:
     """A tiny engine of the test's own, closed after it: for tests that break or close it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,18 @@ def tiny_options(*, blocks: int = 256, block_size: int = 16, dtype: str = "float
     return {"block_size": block_size, "dtype": dtype, "kv_cache_memory": memory, **options}
 
 
+class Inline(Executor):
+    """Runs what is submitted at once, on the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 def random_ids(seed: int, count: int) -> list[int]:
     """Token ids of the tiny model."""
     return random.Random(seed).choices(range(256), k=count)
@@ -177,11 +190,13 @@ def cold(engine: Engine, prompts: list[Any], **sampling: Any) -> list[tuple[list
 
 def assert_idle(engine: Engine) -> EngineStats:
     """Nothing runs, nothing waits, and every block is free or cached. Returns the counters."""
+    engine.save()  # what is on its way to a tier holds its blocks
     engine.check_integrity()
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0), stats
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     for home in engine._loop.core.scheduler.homes:
+        assert home.tiers is None or not home.tiers.busy
         assert home.allocator.num_held == 0
         assert home.allocator.num_evictable == home.allocator.num_cached
     return stats

@@ -39,7 +39,7 @@ def test_the_same_bits_as_in_a_large_pool(new_tiny: NewEngine, kernels: str, kv_
     options = {"kernels": kernels, "kv_cache_dtype": kv_cache_dtype}
     prompts = [LONG, LONG[:90], LONG[:64] + random_ids(2, 30), LONG[:650] + random_ids(3, 40), random_ids(4, 50)]
     expected = generate_recorded(new_tiny(**options), prompts, **OPTIONS)
-    engine = new_tiny(**tier(**options))
+    engine = new_tiny(**tier(**options) | {"blocks": 20})
     assert_same_bits(generate_recorded(engine, prompts, **OPTIONS), expected)
     stats = assert_idle(engine)
     assert stats.preemptions == 0

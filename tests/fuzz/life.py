@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import threading
@@ -14,6 +15,7 @@ from foreword import Engine, EngineClosedError, EngineStats, PromptTooLongError,
 from foreword.core.outputs import OutputChunk
 from foreword.engine.core import EngineCore
 from foreword.text.conversation import ChatOptions
+from support import Inline
 
 from .cases import UNSEEDED, Case
 from .chats import Turn
@@ -51,6 +53,30 @@ class SteppedCore(EngineCore):
         return self.free and super().has_work
 
 
+def stores(core: EngineCore) -> list[Any]:
+    """The tiers of an engine."""
+    found = [tier._store for home in core.scheduler.homes if home.tiers is not None for tier in home.tiers._tiers]
+    return [store for number, store in enumerate(found) if store not in found[:number]]
+
+
+def _flushed(store: Any, original: Any) -> Any:
+    """``save`` that is on disk as soon as it has run."""
+
+    def save(*args: Any) -> Any:
+        transfer = original(*args)
+        if transfer is None:
+            return None
+
+        def run() -> int:
+            copied: int = transfer.run()
+            store.flush()
+            return copied
+
+        return transfer._replace(run=run)
+
+    return save
+
+
 class Life:
     """An engine with everything that was asked of it.
 
@@ -78,16 +104,16 @@ class Life:
         self.engine = Engine(model, **engine_options(chosen, kept and kept.directory))
         self.core = weakref.ref(self.engine._loop.core)
         self.faults = Faults(self.engine)
-        self.pins = Pins(self.engine)
+        self.pins = Pins(self.engine, chosen["pinned_home"])
         self.claims = Claims(self)
         self._turns: dict[int, Submission] = {}  # by the identity of their first message
         wrap(self.engine._client, "_check", self._around_check)
         if kept is not None:
             kept.lives.append(self)
-            if stepped:
-                self.engine._loop.call(self._keep_at_once)
         self._last = self.engine.stats()
+        self._most_blocks = max(home.allocator.num_blocks for home in self.engine._loop.core.scheduler.homes)
         if stepped:
+            self.engine._loop.call(self._keep_at_once)
             self.engine._loop.call(self._take_over)
 
     # -- submit ------------------------------------------------------------------------------------------------
@@ -137,7 +163,7 @@ class Life:
 
     def room(self, prompt: list[int]) -> int:
         """Tokens that can be generated behind ``prompt``."""
-        slots: int = self._last.blocks_total * self.chosen["block_size"]
+        slots: int = self._most_blocks * self.chosen["block_size"]
         return min(self.engine.max_model_len, slots + 1) - len(prompt)
 
     def params(self, submission: Submission, priority: int = 0) -> SamplingParams:
@@ -215,28 +241,17 @@ class Life:
         self.engine._loop.call(steps)
 
     def flush(self) -> None:
-        """Wait for the disk."""
+        """Wait for the tiers."""
 
-        def flush() -> None:
-            store: Any = self.engine._loop.core.scheduler.cache.store
-            if store is not None:
-                store.flush()
-
-        self.engine._loop.call(flush)
+        self.engine.save()
 
     def _keep_at_once(self) -> None:
-        """The disk is never behind, so that it holds the same the next time."""
-        store: Any = self.engine._loop.core.scheduler.cache.store
-
-        def around(original: Any) -> Any:
-            def save(*args: Any) -> None:
-                original(*args)
-                store.flush()
-
-            return save
-
-        if store is not None:
-            wrap(store, "save", around)
+        """Tiers are never behind, so that they hold the same the next time."""
+        for home in self.engine._loop.core.scheduler.homes:
+            if home.tiers is not None:
+                home.tiers._executor = Inline()
+        for store in stores(self.engine._loop.core):
+            wrap(store, "save", functools.partial(_flushed, store))
 
     @property
     def directory(self) -> Kept:
@@ -319,17 +334,20 @@ class Life:
         while (stats := self.check_stats()).running + stats.waiting and time.monotonic() < deadline:
             time.sleep(0.001)  # those whose consumer has left are not waited for
         core = self.engine._loop.core
+        self.flush()  # what is on its way to a tier holds its blocks
+        stats = self.check_stats()
         self.engine.check_integrity()
-        scheduler, cache = core.scheduler, core.scheduler.cache
+        scheduler, allocators = core.scheduler, [home.allocator for home in core.scheduler.homes]
         left = {
             "running": stats.running,
             "waiting": stats.waiting,
-            "held blocks": stats.blocks_held,
+            "held blocks": sum(allocator.num_held for allocator in allocators),
             "live requests": len(core._requests),
-            "copies": len(cache._copies),
-            "cached blocks in use": stats.blocks_cached - cache.allocator.num_evictable - self.pins.check(),
+            "copies": sum(len(home._copies) for home in scheduler.homes),
+            "cached blocks in use": sum(each.num_cached - each.num_evictable for each in allocators)
+            - self.pins.check(),
             "sequences": len(scheduler.running) + len(scheduler.waiting),
-            "cached blocks without a cache": 0 if cache.enabled else stats.blocks_cached,
+            "cached blocks without a cache": 0 if scheduler.cache.enabled else stats.blocks_cached,
         }
         if any(left.values()):
             raise Violation(f"left behind when idle: { {name: count for name, count in left.items() if count} }")
@@ -374,6 +392,7 @@ class Life:
         if not served:
             return
         submission, size = rng.choice(served), self.chosen["block_size"]
+        scheduler = self.engine._loop.core.scheduler
         self.flush()
         options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "cache_salt": submission.salt}
         for wanted in (None, len(submission.prompt) - 1):
@@ -381,7 +400,8 @@ class Life:
             expected = min(found, len(submission.prompt) - 1) if wanted is None else wanted
             cached = self.engine.generate(submission.prompt, **options).usage.cached_tokens
             self._probed += 1
-            is_short = -(-len(submission.prompt) // size) >= self._last.blocks_total  # no block for the copy's source
+            blocks = scheduler.home_of(len(submission.prompt)).allocator.num_blocks
+            is_short = -(-len(submission.prompt) // size) >= blocks  # no block for the copy's source
             lost = wanted is None and cached < expected and self.may_lose_files
             if cached != expected and not lost and not (is_short and cached == expected // size * size):
                 raise Violation(

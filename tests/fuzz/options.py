@@ -77,7 +77,7 @@ POLICIES: tuple[Any, ...] = (
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
-    "swap_tokens": (0, 0, 0, 64, 240),  # tokens of the host tier
+    "swap_tokens": (0, 0, 0, 64, 240, 480),  # tokens of the host tier
     "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
     "max_num_batched_tokens": (8, 16, 33, 64, 256, None),
     "scheduling_policy": POLICIES,
@@ -87,6 +87,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "seed": (0, 1),
     "eviction_policy": ("slru", "slru", "lru", "lfu", "cost", newest_first, sometimes_nothing),
     "pinned_blocks": (None, None, 0, 1, 3, 999),
+    "pinned_home": (0, 0, 1),  # which cache pins are made in, the host tier's if there is one
     "disk_blocks": (1, 3, 8, 20, 60, 400),
 }
 """Options by name with their values, each drawn evenly. ``kv_tokens`` becomes ``kv_cache_memory``, ``pinned_blocks``
@@ -104,6 +105,7 @@ def engine_options(chosen: dict[str, Any], directory: FilePath | None) -> dict[s
     options, size = dict(chosen), chosen["block_size"]
     names = ("kv_tokens", "pinned_blocks", "disk_blocks", "swap_tokens")
     blocks, pinned, stored, swapped = (options.pop(name) for name in names)
+    del options["pinned_home"]
     block_bytes = size * tiny_token_bytes(chosen["dtype"], chosen["kv_cache_dtype"])
     options["swap_space"] = swapped // size * block_bytes
     options["max_pinned_memory"] = None if pinned is None else pinned * block_bytes

@@ -22,9 +22,13 @@ class Promise:
 
 
 class Pins:
-    """Pins of one engine. Everything happens on the engine thread."""
+    """Pins of one engine, in the cache of the pool (``home`` 0) or of the host tier (1), if it has one.
 
-    def __init__(self, engine: Engine) -> None:
+    Everything happens on the engine thread.
+    """
+
+    def __init__(self, engine: Engine, home: int) -> None:
+        self._home = home
         self.dropped = 0
         self.offset_s = 0.0
         self._engine = engine
@@ -64,15 +68,16 @@ class Pins:
 
     @property
     def _cache(self) -> Any:
-        return self._engine._loop.core.scheduler.cache
+        homes = self._engine._loop.core.scheduler.homes
+        return homes[min(self._home, len(homes) - 1)]
 
     def _watch(self) -> None:
-        scheduler: Any = self._engine._loop.core.scheduler
-        drop, schedule = scheduler.cache.drop_oldest_pin, scheduler.schedule
+        scheduler, cache = self._engine._loop.core.scheduler, self._cache
+        drop, schedule = cache.drop_oldest_pin, scheduler.schedule
 
         def drop_oldest_pin() -> bool:
             oldest = next(iter(self._held), None)
-            if scheduler.running:
+            if any(sequence.home is cache for sequence in scheduler.running):
                 raise Violation("a pin was taken back though somebody runs and will make room")
             if (self._cache.pins.oldest or (None,))[:2] != (oldest or (None,)):
                 raise Violation("a pin was taken back that is not the oldest")
@@ -84,7 +89,7 @@ class Pins:
             self._expire(now_s + self.offset_s)
             return schedule(now_s + self.offset_s)
 
-        scheduler.cache.drop_oldest_pin, scheduler.schedule = drop_oldest_pin, schedule_later
+        cache.drop_oldest_pin, scheduler.schedule = drop_oldest_pin, schedule_later
 
     def _now(self) -> float:
         now_s = time.monotonic() + self.offset_s

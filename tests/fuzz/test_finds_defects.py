@@ -15,6 +15,7 @@ from foreword.kv.store import DiskStore
 
 from . import disk, driver, life, operations
 from .driver import Failure, World, fuzz, make_plan, shrink
+from .life import stores
 
 SEED = 5
 MOST = 2500
@@ -255,8 +256,7 @@ def spoil_store(name: str, make: Callable[[Any, Any], Any]) -> Callable[[Any, An
     """Replace the disk store's ``name`` by ``make(store, original)``."""
 
     def spoil(_: Any, core: Any) -> None:
-        store = core.scheduler.cache.store
-        for each in getattr(store, "_stores", [store]):
+        for each in stores(core):
             if isinstance(each, DiskStore):
                 setattr(each, name, make(each, getattr(each, name)))
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -23,14 +24,15 @@ from foreword.kv.eviction import create_policy as create_eviction_policy
 from foreword.kv.host import HostStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
-from foreword.kv.store import DiskStore, TieredStore
-from foreword.kv.table import BlockStore
+from foreword.kv.store import DiskStore
+from foreword.kv.tiers import BlockStore, Tiers
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
 from foreword.model.load import load_model, stored_quantization
 from foreword.model.source import home, resolve
 from foreword.ops import create_ops, default_dtype
+from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.protocol import Ops, Quantization
 from foreword.runtime.runner import ModelRunner
 from foreword.runtime.sampler import Sampler
@@ -200,8 +202,8 @@ def _pool(config: EngineConfig, geometry: KVGeometry, num_blocks: int, device: s
     try:
         return KVPool(geometry, num_blocks, config.block_size, device)
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        asked = f"{config.kv_cache_memory}, swap_space={config.swap_space}"
-        reject("kv_cache_memory", asked, f"the system does not hand out so much memory ({error})")
+        beside = f" beside swap_space={config.swap_space}" if config.swap_space else ""
+        reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much{beside} ({error})")
 
 
 def _host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
@@ -229,13 +231,17 @@ def _caches(
             stores.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
         except ValueError as error:
             reject("max_disk_cache", config.max_disk_cache, str(error))
+    copying = ThreadPoolExecutor(1, "foreword-tiers", functools.partial(use_torch_threads, 1))
+
+    def tiers() -> Tiers | None:
+        return Tiers(stores[:], size, copying) if stores else None
+
     host = None
     if in_host := _host_blocks(config, pool.geometry):
-        host = manager(in_host, first_block=num_blocks, store=next(iter(stores), None))
+        host = manager(in_host, first_block=num_blocks, tiers=tiers())
         stores.insert(0, HostStore(pool, host))
-    store = TieredStore(stores, size) if len(stores) > 1 else next(iter(stores), None)
     trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
-    return manager(num_blocks, trace=trace, store=store), host
+    return manager(num_blocks, trace=trace, tiers=tiers()), host
 
 
 def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:

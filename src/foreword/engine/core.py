@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from foreword.core.errors import EngineClosedError, ForewordError, RequestFailedError
 from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.report import Explanations
 from foreword.engine.request_state import Completion, ConsumerError, ConsumerLeftError, RequestState
 from foreword.kv.pins import Pinned, PinsFullError
+from foreword.kv.tiers import Tiers
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.scheduler import Scheduler, StepPlan
 from foreword.scheduling.sequence import Sequence
@@ -30,15 +32,27 @@ class EngineCore:
         self._tokens_generated = 0
         self._pins_full = False  # which has been said
         self.explanations = Explanations()
-        self.prefill_speed: float | None = None  # tokens per second, of the last large steps
+        self.stalled = False  # the last step had nothing to compute: all wait for blocks on their way
 
-    def enter_thread(self) -> None:
-        """Called first on the thread that calls everything else."""
+    def enter_thread(self, nudge: Callable[[], None]) -> None:
+        """Called first on the thread that calls everything else.
+
+        ``nudge`` is called, on any thread, when blocks have arrived that a stalled core may have waited for.
+        """
+        for home in self.scheduler.homes:
+            if home.tiers is not None:
+                home.tiers.on_done = nudge
         self.runner.ops.enter_thread()
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        """Whether a step would do something. What is posted or arrives meanwhile may change that."""
+        return self.scheduler.has_work and not self.stalled
+
+    @property
+    def prefill_speed(self) -> float | None:
+        """Tokens per second of the last large steps."""
+        return self.scheduler.prefill_speed
 
     def add(self, states: list[RequestState]) -> None:
         """Queue requests; those added together are scheduled together."""
@@ -74,11 +88,20 @@ class EngineCore:
 
     def close(self) -> None:
         """Called last: write out what waits to be written."""
+        self.scheduler.settle()
         self.scheduler.cache.close()
+
+    def settled_tiers(self) -> list[Tiers]:
+        """What lies below the caches, when nothing is on its way there any more."""
+        self.scheduler.settle()
+        return [home.tiers for home in self.scheduler.homes if home.tiers is not None]
 
     def step(self) -> None:
         """One forward pass and everything that follows from it. A failure ends the requests of this step only."""
         plan = self.scheduler.schedule(started := time.monotonic())
+        if not plan.chunks:
+            self.stalled = self.scheduler.moving
+            return
         try:
             samples = self.runner.execute(plan)
         except Exception as error:
@@ -133,7 +156,7 @@ class EngineCore:
             blocks_pinned=sum(home.pins.num_blocks for home in scheduler.homes),
             prompt_tokens=scheduler.stats.prompt_tokens,
             tokens_reused=scheduler.stats.tokens_reused,
-            tokens_restored=sum(home.restored_tokens for home in scheduler.homes),
+            tokens_restored=sum(home.tiers.restored_tokens for home in scheduler.homes if home.tiers is not None),
             tokens_prefilled=scheduler.stats.tokens_prefilled,
             tokens_generated=self._tokens_generated,
             preemptions=scheduler.stats.preemptions,
@@ -157,7 +180,7 @@ class EngineCore:
         tokens = sum(chunk.length for chunk in plan.chunks)
         if tokens >= _MEASURED_TOKENS and seconds > 0:
             known = self.prefill_speed
-            self.prefill_speed = tokens / seconds if known is None else 0.8 * known + 0.2 * tokens / seconds
+            self.scheduler.prefill_speed = tokens / seconds if known is None else 0.8 * known + 0.2 * tokens / seconds
 
     def _fork(self, sample: Sample) -> None:
         """The first samples behind an ``n > 1`` prompt give each further completion a sequence of its own."""

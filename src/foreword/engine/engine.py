@@ -305,9 +305,8 @@ class Engine(Steering):
 
     def save(self) -> None:
         """Wait until what was computed is in ``cache_dir``; :meth:`close` does it too."""
-        store = self._loop.call(lambda: self._loop.core.scheduler.cache.store)
-        if store is not None:
-            store.flush()
+        for tiers in self._loop.call(lambda: self._loop.core.settled_tiers()):
+            tiers.flush()
 
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every KV block is accounted for."""

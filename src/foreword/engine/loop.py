@@ -73,6 +73,12 @@ class EngineLoop:
             self._inbox.append(action)
             self._wake.notify()
 
+    def _nudge(self) -> None:
+        """See whether there is something to do, whatever the engine's state."""
+        with self._wake:
+            self._inbox.append(lambda: None)
+            self._wake.notify()
+
     def call(self, action: Callable[[], T]) -> T:
         """Run ``action`` on the engine thread and wait for its result."""
         if threading.current_thread() is self._thread:
@@ -111,7 +117,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            self.core.enter_thread()
+            self.core.enter_thread(self._nudge)
             while self._take_actions():
                 if self.core.has_work:
                     self.core.step()
@@ -133,6 +139,7 @@ class EngineLoop:
     def _run_actions(self) -> None:
         for _ in range(len(self._inbox)):  # what is posted meanwhile has its turn after the next step
             self._inbox.popleft()()
+            self.core.stalled = False
 
     def _shut_down(self) -> None:
         """Let nobody wait: run what was posted, end what is live."""

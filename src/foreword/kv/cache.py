@@ -6,20 +6,16 @@ nothing; action methods (``allocate``, ``grow``) trust their answers.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-
 from foreword.core.validation import reject
 from foreword.kv.blocks import BlockAllocator
 from foreword.kv.eviction import EvictionPolicy, EvictionQueue, NodeStats, segmented_lru
 from foreword.kv.explain import Evidence, Stop, find_stop
 from foreword.kv.pins import Pin, PinKey, PinLedger, Pinned
 from foreword.kv.prompt_log import PromptLog
-from foreword.kv.table import BlockCopy, BlockStore, BlockTable
+from foreword.kv.table import BlockCopy, BlockTable
+from foreword.kv.tiers import Tiers
 from foreword.kv.trace import TraceRecorder
 from foreword.kv.tree import Node, PrefixMatch, PrefixTree, holder_before
-
-logger = logging.getLogger("foreword")
 
 _SHOWN = 512
 """Tokens behind the end of a match that an explanation looks at."""
@@ -36,7 +32,7 @@ class KVCacheManager:
         enable_prefix_caching: off, nothing is looked up or kept.
         max_pinned_blocks: pins hold so many blocks at most; None allows a quarter of the pool.
         trace: the scheduler tells it about each finished request; None records nothing.
-        store: keeps what is computed, and has what was; None forgets it with the pool.
+        tiers: keep what is computed, and have what was; None forgets it with the pool.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int | None = None,
         trace: TraceRecorder | None = None,
-        store: BlockStore | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self.block_size = block_size
         self.enabled = enable_prefix_caching
@@ -57,8 +53,7 @@ class KVCacheManager:
         self.evictions = 0
         self.log = PromptLog()
         self.trace = trace
-        self.restored_tokens = 0
-        self.store = store if enable_prefix_caching else None
+        self.tiers = tiers if enable_prefix_caching else None
         self.pins = PinLedger(num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
@@ -89,9 +84,9 @@ class KVCacheManager:
         """Where the match of ``tokens`` ends, and what may tell why. Changes nothing."""
         tree = self._trees.get(namespace)
         stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
-        if self.store is not None and stop.num_tokens < len(tokens):
+        if self.tiers is not None and stop.num_tokens < len(tokens):
             border = stop.num_tokens // self.block_size * self.block_size
-            stored = border + self._ask(lambda store: store.peek(namespace, tokens, border, len(tokens)))
+            stored = border + self.tiers.stored(namespace, tokens, border)
             stop = Stop(stored, []) if stored > stop.num_tokens else stop
         if stop.num_tokens == len(tokens):
             return Evidence(stop, [], None)
@@ -131,35 +126,13 @@ class KVCacheManager:
             self._copies.append(BlockCopy(match.tail_block, fresh[0], match.num_tokens - committed))
         return BlockTable(namespace, match.blocks + fresh, match.num_tokens, node, committed, priority)
 
-    def restore(self, held: BlockTable, tokens: list[int], limit: int) -> None:
-        """Fetch what the store has of ``tokens[:limit]`` beyond the match that ``held`` was allocated with."""
-        if self.store is None:
-            return
-        start, blocks = held.committed, held.blocks[held.committed // self.block_size :]
-        loaded = self._ask(lambda store: store.load(held.namespace, tokens, start, limit, blocks))
-        if start + loaded > held.cached_tokens:
-            self.restored_tokens += start + loaded - held.cached_tokens
-            held.cached_tokens = start + loaded
-            for copy in self._copies_into(held):  # what it would bring has come
-                self._copies.remove(copy)
-                self.allocator.release([copy.source])
-            self.commit(held, tokens, held.cached_tokens)  # at once: prompts of the same batch share it
-
-    def _ask(self, action: Callable[[BlockStore], int | None]) -> int:
-        """What the store says; one that fails has had its day, and requests go on without it."""
-        assert self.store is not None
-        try:
-            return action(self.store) or 0
-        except Exception:
-            logger.exception("the tiers below the KV pool failed; from now on they are not used")
-            self.store = None
-            return 0
-
     def save(self, namespace: bytes, tokens: list[int]) -> None:
-        """Have the store keep what is cached of ``tokens``."""
+        """Have the tiers keep what is cached of ``tokens``; returns when they do."""
         match = self.lookup(namespace, tokens, len(tokens)).whole_blocks(self.block_size)
-        if self.store is not None and match.blocks:
-            self._ask(lambda store: store.save(namespace, tokens[: match.num_tokens], match.blocks))
+        if self.tiers is not None:
+            if match.blocks:
+                self.tiers.save(self, namespace, tokens[: match.num_tokens], match.blocks)
+            self.tiers.settle()
 
     def touch(self, match: PrefixMatch) -> None:
         """Count a use of what matched, as an allocation does."""
@@ -219,8 +192,11 @@ class KVCacheManager:
         held.committed = last * self.block_size
         self._keep(held, held.node, len(own))
 
-    def release(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
-        """The sequence is done with its blocks; what it computed is kept, the part-filled last block too."""
+    def release(self, held: BlockTable, tokens: list[int], num_computed: int, *, save: bool = True) -> None:
+        """The sequence is done with its blocks; what it computed is kept, the part-filled last block too.
+
+        ``save``: by the tiers as well.
+        """
         self.commit(held, tokens, num_computed)
         if self.enabled and num_computed > held.committed and not self._copies_into(held):
             block = held.blocks[held.committed // self.block_size]
@@ -229,8 +205,9 @@ class KVCacheManager:
             if leaf is not None:
                 self.allocator.cache(block)
                 self._keep(held, leaf, 1)
-        if self.store is not None and num_computed and not self._copies_into(held):
-            self._ask(lambda store: store.save(held.namespace, tokens[:num_computed], held.blocks))
+        if save and self.tiers is not None and num_computed and not self._copies_into(held):
+            blocks = held.blocks[: self.blocks_for(num_computed)]
+            self.tiers.save(self, held.namespace, tokens[:num_computed], blocks)
         self.discard(held)
 
     def discard(self, held: BlockTable) -> None:
@@ -305,10 +282,10 @@ class KVCacheManager:
 
     def reset(self) -> int:
         """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
+        if self.tiers is not None:
+            self.tiers.reset()
         count = self.allocator.num_evictable
         self._evict(count)
-        if self.store is not None:
-            self.store.reset()
         return count
 
     def check_integrity(self) -> None:
@@ -326,11 +303,11 @@ class KVCacheManager:
         assert all(self.allocator.users(block) >= self.pins.count(block) for block in pinned), "a pin holds nothing"
 
     def close(self) -> None:
-        """Write out what is left of the trace and of the store."""
+        """Write out what is left of the trace and on its way to the tiers."""
         if self.trace is not None:
             self.trace.close()
-        if self.store is not None:
-            self.store.close()
+        if self.tiers is not None:
+            self.tiers.close()
 
     def _last_place(self, namespace: bytes, match: PrefixMatch, tokens: list[int]) -> tuple[Node, int]:
         """Where the last block of a match lies: a node, and a position behind the block's first token."""

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.pool import KVPool
+from foreword.kv.tiers import Transfer
 
 
 class HostStore:
-    """Copies blocks between the pool and the tier. Lives on the engine thread.
+    """Copies blocks between the pool and the tier.
 
     Args:
         pool: the blocks of both.
@@ -27,35 +28,51 @@ class HostStore:
         self._cache = cache
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """See :class:`foreword.kv.table.BlockStore`."""
+        """See :class:`foreword.kv.tiers.BlockStore`."""
         return max(0, self._cache.lookup(namespace, tokens, limit).num_tokens - start)
 
-    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """See :class:`foreword.kv.table.BlockStore`."""
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
+        """See :class:`foreword.kv.tiers.BlockStore`."""
         match = self._cache.lookup(namespace, tokens, limit)
-        if match.num_tokens <= start:
-            return 0
-        first = start // self._pool.block_size
-        sources = match.blocks[first:] if match.tail_block is None else [*match.blocks[first:], match.tail_block]
-        for source, target in zip(sources, blocks, strict=False):
-            self._pool.block(target).copy_(self._pool.block(source))
+        sources = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
         self._cache.touch(match)
-        return match.num_tokens - start
+        self._cache.allocator.share(sources)  # a transfer uses blocks like a sequence
 
-    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """See :class:`foreword.kv.table.BlockStore`. What is longer than the whole tier is left out."""
+        def run() -> int:
+            self._copy(sources[start // self._pool.block_size :], blocks)
+            return match.num_tokens - start
+
+        return Transfer(run, lambda: self._cache.allocator.release(sources))
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer | None:
+        """See :class:`foreword.kv.tiers.BlockStore`. What is longer than the room in the tier is left out."""
         match = self._cache.lookup(namespace, tokens, len(tokens))
         if match.num_tokens == len(tokens):
             self._cache.touch(match)
-            return
+            return None
         match = match.whole_blocks(self._pool.block_size)
         if not self._cache.can_allocate(match, len(tokens)):
-            return
-        held = self._cache.allocate(namespace, match, len(tokens))
+            return None
+        held, copied = self._cache.allocate(namespace, match, len(tokens)), False
         first = len(match.blocks)
-        for source, target in zip(blocks[first:], held.blocks[first:], strict=False):
+
+        def run() -> int:
+            nonlocal copied
+            self._copy(blocks[first:], held.blocks[first:])
+            copied = True
+            return len(tokens) - match.num_tokens
+
+        def land() -> None:
+            if copied:
+                self._cache.release(held, tokens, len(tokens), save=False)
+            else:
+                self._cache.discard(held)
+
+        return Transfer(run, land)
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for source, target in zip(sources, targets, strict=False):
             self._pool.block(target).copy_(self._pool.block(source))
-        self._cache.release(held, tokens, len(tokens))
 
     def reset(self) -> None:
         """Forget everything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foreword.kv.disk.tier import BlockRef, DiskTier
+from foreword.kv.disk.writer import SegmentWriter
 from foreword.kv.pool import KVPool
-from foreword.kv.table import BlockStore
+from foreword.kv.tiers import Transfer
 from foreword.ops.protocol import SlotCopy
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _MAX_OPEN = 32
 
 
 class DiskStore:
-    """Keeps what was computed on disk, and brings it back into the pool. Lives on the engine thread.
+    """Keeps what was computed on disk, and brings it back into the pool; copies run one at a time.
 
     Args:
         pool: with one block beyond those that the cache manager hands out, through which part-filled blocks go.
@@ -44,57 +46,66 @@ class DiskStore:
         self._block_bytes = pool.geometry.bytes_per_token * pool.block_size
         self._spare = pool.num_blocks - 1
         self._buffer = bytearray(self._block_bytes)
+        self._writer = SegmentWriter()
         self._tiers: OrderedDict[bytes, DiskTier] = OrderedDict()
+        self._lock = threading.Lock()  # for the tiers: it is peeked into while copies run
         self._tier(bytes(32))  # an impossible size is refused now, and what dead processes left is cleaned up
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """How many of ``tokens[start:limit]`` are stored in a row from ``start``, a block border, on."""
+        """See :class:`foreword.kv.tiers.BlockStore`."""
         return sum(ref.num_tokens for ref in self._tier(namespace).lookup(tokens, start, limit))
 
-    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """Fill ``blocks`` with the stored KV of ``tokens[start:limit]``; how many tokens of it were there and whole."""
-        tier, num_tokens = self._tier(namespace), 0
-        refs = tier.lookup(tokens, start, limit)
-        for ref, block in zip(refs, blocks, strict=False):
-            if not self._load(tier, ref, block):
-                break
-            num_tokens += ref.num_tokens
-        return num_tokens
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
+        """See :class:`foreword.kv.tiers.BlockStore`."""
 
-    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """Store the KV of ``tokens``, of which ``blocks`` hold each position, as far as it is not stored."""
-        tier, size = self._tier(namespace), self._pool.block_size
-        covered = tier.covered(tokens)
-        if covered == len(tokens):
-            return
-        first, whole = covered // size, len(tokens) // size
-        payloads = [self._read(block) for block in blocks[first:whole]]
-        if rest := len(tokens) % size:
-            payloads.append(self._read_part(blocks[whole], rest))
-        tier.write(tokens, first * size, payloads)
+        def run() -> int:
+            tier, num_tokens = self._tier(namespace), 0
+            for ref, block in zip(tier.lookup(tokens, start, limit), blocks, strict=False):
+                if not self._load(tier, ref, block):
+                    break
+                num_tokens += ref.num_tokens
+            return num_tokens
+
+        return Transfer(run, _nothing)
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer:
+        """See :class:`foreword.kv.tiers.BlockStore`. Copied when that has landed, on disk after :meth:`flush`."""
+
+        def run() -> int:
+            tier, size = self._tier(namespace), self._pool.block_size
+            covered = tier.covered(tokens)
+            if covered == len(tokens):
+                return 0
+            first, whole = covered // size, len(tokens) // size
+            payloads = [self._read(block) for block in blocks[first:whole]]
+            if rest := len(tokens) % size:
+                payloads.append(self._read_part(blocks[whole], rest))
+            tier.write(tokens, first * size, payloads)
+            return len(tokens) - covered
+
+        return Transfer(run, _nothing)
 
     def reset(self) -> None:
         """What is on disk stays."""
 
     def flush(self) -> None:
         """Wait until all of it is written or given up."""
-        for tier in list(self._tiers.values()):
-            tier.flush()
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what is waiting."""
-        for tier in self._tiers.values():
-            tier.close()
+        self._writer.close()
 
     def _tier(self, namespace: bytes) -> DiskTier:
-        tier = self._tiers.get(namespace)
-        if tier is None:
-            if len(self._tiers) >= _MAX_OPEN:
-                self._tiers.popitem(last=False)[1].close()
-            tier = DiskTier(self._directory, namespace, self._block_bytes, self._pool.block_size, self._max_bytes)
-            self._tiers[namespace] = tier
-        self._tiers.move_to_end(namespace)
-        return tier
+        with self._lock:
+            tier = self._tiers.get(namespace)
+            if tier is None:
+                if len(self._tiers) >= _MAX_OPEN:
+                    self._tiers.popitem(last=False)
+                shape = (self._block_bytes, self._pool.block_size, self._max_bytes)
+                tier = self._tiers[namespace] = DiskTier(self._directory, namespace, *shape, self._writer)
+            self._tiers.move_to_end(namespace)
+            return tier
 
     def _load(self, tier: DiskTier, ref: BlockRef, block: int) -> bool:
         if tier.read(ref, self._buffer) is None:
@@ -115,48 +126,5 @@ class DiskStore:
         return self._read(self._spare)
 
 
-class TieredStore:
-    """Several stores, the quickest first; the others are asked for what it does not have."""
-
-    def __init__(self, stores: Sequence[BlockStore], block_size: int) -> None:
-        self._stores = stores
-        self._block_size = block_size
-
-    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """See :class:`foreword.kv.table.BlockStore`."""
-        end = start
-        for store in self._stores:
-            border = end // self._block_size * self._block_size
-            end = max(end, border + store.peek(namespace, tokens, border, limit))
-        return end - start
-
-    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """See :class:`foreword.kv.table.BlockStore`."""
-        end = start
-        for store in self._stores:
-            border = end // self._block_size * self._block_size
-            rest = blocks[(border - start) // self._block_size :]
-            # inside a block that is there already, one that has less of it would spoil it
-            if end == border or border + store.peek(namespace, tokens, border, limit) > end:
-                end = border + store.load(namespace, tokens, border, limit, rest)
-        return end - start
-
-    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """See :class:`foreword.kv.table.BlockStore`."""
-        for store in self._stores:
-            store.save(namespace, tokens, blocks)
-
-    def reset(self) -> None:
-        """See :class:`foreword.kv.table.BlockStore`."""
-        for store in self._stores:
-            store.reset()
-
-    def flush(self) -> None:
-        """See :class:`foreword.kv.table.BlockStore`."""
-        for store in self._stores:
-            store.flush()
-
-    def close(self) -> None:
-        """See :class:`foreword.kv.table.BlockStore`."""
-        for store in self._stores:
-            store.close()
+def _nothing() -> None:
+    """Nobody kept books of it."""

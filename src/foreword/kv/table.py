@@ -1,9 +1,8 @@
-"""Which blocks a sequence holds, and where else blocks may be kept."""
+"""Which blocks a sequence holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from foreword.kv.tree import Node
 
@@ -49,25 +48,3 @@ class BlockTable:
         if self.blocks[first : first + len(blocks)] != blocks:
             self.blocks[first : first + len(blocks)] = blocks
             self._runs = None
-
-
-class BlockStore(Protocol):
-    """Where computed blocks are kept besides the pool."""
-
-    def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """How many of ``tokens[start:limit]`` are stored in a row from ``start``, a block border, on."""
-
-    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
-        """Fill ``blocks`` with the stored KV of ``tokens[start:limit]``; how many tokens of it were there."""
-
-    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """Store the KV of ``tokens``, which ``blocks`` hold."""
-
-    def reset(self) -> None:
-        """Forget what does not survive the process."""
-
-    def flush(self) -> None:
-        """Wait until what was saved is where it survives; callable from any thread."""
-
-    def close(self) -> None:
-        """Flush, and let go of everything."""

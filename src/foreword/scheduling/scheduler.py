@@ -93,6 +93,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.stats = SchedulerStats()
+        self.prefill_speed: float | None = None  # tokens per second, of the last large steps; whoever runs them tells
 
     @property
     def has_work(self) -> bool:
@@ -110,9 +111,23 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Choose the next step. Reserves blocks, admits and preempts; ``now_s`` is the monotonic clock."""
         self.expire_pins(now_s)
+        for home in self.homes:
+            if home.tiers is not None:
+                home.tiers.poll()
         chunks = self._schedule_decodes()
         chunks += self._schedule_prefills(self.max_num_batched_tokens - len(chunks), now_s)
         return StepPlan([copy for home in self.homes for copy in home.take_copies()], chunks)
+
+    @property
+    def moving(self) -> bool:
+        """Whether anything is on its way between the caches and their tiers."""
+        return any(home.tiers is not None and home.tiers.busy for home in self.homes)
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way between the caches and their tiers."""
+        for home in self.homes:
+            if home.tiers is not None:
+                home.tiers.settle()
 
     def advance(self, plan: StepPlan) -> None:
         """The step was computed: commit the blocks it filled."""
@@ -211,9 +226,13 @@ class Scheduler:
         assert home is not None
         assert sequence.blocks is not None
         while not home.can_grow(sequence.blocks, needed):
-            outgrown = self.home_of(needed) is not home  # it goes on in the tier
+            outgrown = self.home_of(needed) is not home
+            if not outgrown and home.tiers is not None and home.tiers.wait():  # blocks were on their way
+                continue
             victim = sequence if outgrown else max((s for s in self.running if s.home is home), key=lambda s: s.rank)
             self._preempt(victim)
+            if outgrown:
+                self.settle()  # it goes on in the tier, with what it has
             if victim is sequence:
                 return False
         home.grow(sequence.blocks, needed)
@@ -223,6 +242,7 @@ class Scheduler:
         self._give_up_blocks(sequence)
         self.running.remove(sequence)
         sequence.num_computed = 0
+        sequence.fetched = False
         sequence.num_preemptions += 1
         if not sequence.reads_cache:
             sequence.prompt_logprobs.clear()  # the prompt is computed again from its start
@@ -238,22 +258,28 @@ class Scheduler:
         admitted: list[Sequence] = []
         seats = self.max_num_seqs - len(self.running)
         full: list[KVCacheManager] = []
-        for sequence in self._in_policy_order(now_s, self.waiting if seats > 0 and budget > 0 else []):
+        running = [s for s in self.running if not s.is_decoding]
+        for sequence in self._in_policy_order(now_s, running + self.waiting if seats > 0 and budget > 0 else running):
             if budget <= 0:
                 break
             if sequence.status is Status.WAITING:
-                home = self.home_of(len(sequence.token_ids))
+                home = self._home(sequence)
                 if seats <= 0 or home in full:
                     continue
                 match = self._lookup(sequence)
-                if self._will_be_cached(sequence, match, chunks):
+                if self._will_be_cached(sequence, match, chunks) or self._is_coming(sequence, match):
                     seats -= 1  # it holds its place and runs when the prefix is there
                     continue
                 if not self._fits_budget(len(sequence.token_ids) - match.num_tokens, budget, first=not chunks):
                     continue
-                if not self._admit(sequence, home, match, now_s):
+                fitting = self._make_fit(home, match, len(sequence.token_ids))
+                if fitting is None:
                     full.append(home)  # who comes later must not take what becomes free
                     continue
+                if self._fetch(sequence, home, fitting):
+                    seats -= 1
+                    continue
+                self._admit(sequence, home, fitting, now_s)
                 admitted.append(sequence)
                 seats -= 1
             if not self._fits_budget(sequence.remaining, budget, first=not chunks):
@@ -268,8 +294,7 @@ class Scheduler:
         """Without chunked prefill a prompt runs whole; one longer than the budget runs when it is the first."""
         return self.chunked_prefill or remaining <= budget or first
 
-    def _in_policy_order(self, now_s: float, waiting: list[Sequence]) -> list[Sequence]:
-        prefills = [s for s in self.running if not s.is_decoding] + waiting
+    def _in_policy_order(self, now_s: float, prefills: list[Sequence]) -> list[Sequence]:
         if len(prefills) < 2:
             return prefills
         try:
@@ -291,9 +316,12 @@ class Scheduler:
         )
 
     def _lookup(self, sequence: Sequence) -> PrefixMatch:
-        total = len(sequence.token_ids)
-        limit = total - 1 if sequence.reads_cache else 0  # one token must be computed
-        return self.home_of(total).lookup(sequence.request.namespace, sequence.token_ids, limit)
+        limit = len(sequence.token_ids) - 1 if sequence.reads_cache else 0  # one token must be computed
+        return self._home(sequence).lookup(sequence.request.namespace, sequence.token_ids, limit)
+
+    def _home(self, sequence: Sequence) -> KVCacheManager:
+        """Where a waiting sequence will run."""
+        return self.home_of(len(sequence.token_ids))
 
     def _will_be_cached(self, sequence: Sequence, match: PrefixMatch, chunks: list[Chunk]) -> bool:
         """Whether a prompt served in this step is computing more of this prefix than is cached: waiting saves work.
@@ -302,7 +330,7 @@ class Scheduler:
         """
         if not (self.cache.enabled and sequence.reads_cache):
             return False
-        size, limit, home = self.cache.block_size, len(sequence.token_ids) - 1, self.home_of(len(sequence.token_ids))
+        size, limit, home = self.cache.block_size, len(sequence.token_ids) - 1, self._home(sequence)
         for other, start, _ in chunks:
             if other.request.namespace == sequence.request.namespace and other.home is home:
                 common = common_prefix_length(other.token_ids, 0, sequence.token_ids, 0, limit)
@@ -310,20 +338,30 @@ class Scheduler:
                     return True
         return False
 
-    def _admit(self, sequence: Sequence, home: KVCacheManager, match: PrefixMatch, now_s: float) -> bool:
-        """Reserve blocks for the whole prompt and let it run; False if there is no room for it now."""
-        total, request = len(sequence.token_ids), sequence.request
-        fitting = self._make_fit(home, match, total)
-        if fitting is None:
+    def _is_coming(self, sequence: Sequence, match: PrefixMatch) -> bool:
+        """Whether more than ``match`` of it is on its way from a tier."""
+        tiers, limit = self._home(sequence).tiers, len(sequence.token_ids) - 1
+        if tiers is None or not sequence.reads_cache:
             return False
+        return tiers.is_bringing(sequence.request.namespace, sequence.token_ids, limit, match.num_tokens)
+
+    def _fetch(self, sequence: Sequence, home: KVCacheManager, match: PrefixMatch) -> bool:
+        """Have the tiers bring what they have of it beyond ``match``; it is looked up again when that is there."""
+        if home.tiers is None or sequence.fetched or not sequence.reads_cache:
+            return False
+        sequence.fetched = True
+        wanted = sequence.token_ids[:-1]
+        return home.tiers.fetch(home, sequence.request.namespace, wanted, match, self.prefill_speed)
+
+    def _admit(self, sequence: Sequence, home: KVCacheManager, match: PrefixMatch, now_s: float) -> None:
+        """Reserve blocks for the whole prompt and let it run."""
+        total, request = len(sequence.token_ids), sequence.request
         if sequence.cached_tokens is None:
             self._log(sequence)
         sequence.home = home
         sequence.blocks = home.allocate(
-            request.namespace, fitting, total, request.max_tokens, request.params.cache_priority
+            request.namespace, match, total, request.max_tokens, request.params.cache_priority
         )
-        if sequence.reads_cache:
-            home.restore(sequence.blocks, sequence.token_ids, total - 1)
         sequence.num_computed = sequence.blocks.cached_tokens
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
@@ -334,12 +372,11 @@ class Scheduler:
             sequence.first_scheduled_s = now_s
             self.stats.prompt_tokens += sequence.num_prompt
             self.stats.tokens_reused += sequence.cached_tokens
-        return True
 
     def _make_fit(self, home: KVCacheManager, match: PrefixMatch, total: int) -> PrefixMatch | None:
         """The match with which ``total`` tokens find room now; None: with none.
 
-        Where nobody runs who would let go of blocks, they get those of the oldest pins rather than wait for ever.
+        Where nobody uses blocks and would let go of them, they get those of the oldest pins rather than wait for ever.
         """
         users = sum(sequence.home is home for sequence in self.running)
         # left available, so that who runs can grow before anyone is preempted
@@ -348,7 +385,8 @@ class Scheduler:
             for each in (match, match.whole_blocks(home.block_size)):  # a copy's source may be one block too many
                 if home.can_allocate(each, total, watermark):
                     return each
-            if users or not home.drop_oldest_pin():
+            moving = home.tiers is not None and home.tiers.busy
+            if users or moving or not home.drop_oldest_pin():
                 return None
             logger.warning(
                 "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
@@ -367,7 +405,7 @@ class Scheduler:
     def _correct_evidence(self, sequence: Sequence) -> None:
         """The store may have given more or less than it showed: files come, go and turn out to be damaged."""
         evidence, cached = sequence.evidence, sequence.num_computed
-        if evidence is None or not sequence.reads_cache or self.cache.store is None:
+        if evidence is None or not sequence.reads_cache or self.cache.tiers is None:
             return
         if cached != min(evidence.stop.num_tokens, len(sequence.token_ids) - 1):
             sequence.evidence = evidence._replace(stop=Stop(cached, []))

@@ -28,6 +28,7 @@ class Sequence:
         num_computed: leading tokens whose KV is in ``blocks``.
         num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
         overtaken: how many later requests were admitted while it got no prefill.
+        fetched: whether the tiers were asked for it since it last waited.
         home: the cache that ``blocks`` are of, where it runs.
         cached_tokens: prompt tokens that were reused when it was first admitted; None before.
         evidence: what the cache knew of the prompt when it was first admitted; None before.
@@ -38,9 +39,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "cached_tokens", "constraint", "evidence", "first_scheduled_s", "home", "index", "logged",
-        "num_computed", "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs", "request",
-        "status", "token_ids",
+        "blocks", "cached_tokens", "constraint", "evidence", "fetched", "first_scheduled_s", "home", "index",
+        "logged", "num_computed", "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs",
+        "request", "status", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int = 0, constraint: Constraint | None = None) -> None:
@@ -53,6 +54,7 @@ class Sequence:
         self.num_samples = request.params.n
         self.num_preemptions = 0
         self.overtaken = 0
+        self.fetched = False
         self.cached_tokens: int | None = None
         self.evidence: Evidence | None = None
         self.logged: LoggedPrompt | None = None

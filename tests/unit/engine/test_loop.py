@@ -20,8 +20,10 @@ class FakeCore:
         self.steps = 0
         self.ended: list[Any] = []
         self.on_step: Callable[[], None] = lambda: None
+        self.stalled = False
 
-    def enter_thread(self) -> None: ...
+    def enter_thread(self, nudge: Callable[[], None]) -> None:
+        self.nudge = nudge
 
     @property
     def has_work(self) -> bool:

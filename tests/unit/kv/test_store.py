@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from foreword.kv.cache import KVCacheManager
-from foreword.kv.store import TieredStore
+from foreword.kv.tiers import Tiers, Transfer
+from support import Inline
 
 TOKENS = list(range(64))
 
@@ -22,16 +23,20 @@ class Fake:
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
         return max(0, min(self.has, limit) - start)
 
-    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> int:
+    def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
         end = start + self.peek(namespace, tokens, start, limit)
-        for number, block in enumerate(blocks):
-            first = start + number * self.size
-            if first < end:
-                for slot in range(self.size):
-                    self.slots[block, slot] = tokens[first + slot] if first + slot < end else -1
-        return end - start
 
-    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
+        def run() -> int:
+            for number, block in enumerate(blocks):
+                first = start + number * self.size
+                if first < end:
+                    for slot in range(self.size):
+                        self.slots[block, slot] = tokens[first + slot] if first + slot < end else -1
+            return end - start
+
+        return Transfer(run, lambda: None)
+
+    def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer:
         raise RuntimeError("planted")
 
     def reset(self) -> None: ...
@@ -45,22 +50,30 @@ class Fake:
 @pytest.mark.parametrize("second", [0, 5, 10, 16, 21, 26, 48])
 def test_a_later_tier_spoils_nothing(first: int, second: int) -> None:
     slots: dict[tuple[int, int], int] = {}
-    tiers = TieredStore([Fake(first, slots), Fake(second, slots)], 16)
-    count = tiers.load(b"", TOKENS, 0, 60, [7, 3, 9, 1])
-    assert count == tiers.peek(b"", TOKENS, 0, 60) == max(first, second)
-    assert [slots[[7, 3, 9, 1][at // 16], at % 16] for at in range(count)] == TOKENS[:count]
-
-
-def test_restored_blocks_are_shared_at_once_and_a_store_that_fails_is_left() -> None:
-    slots: dict[tuple[int, int], int] = {}
-    manager = KVCacheManager(12, 16, store=Fake(40, slots))
-    held = manager.allocate(b"", manager.lookup(b"", TOKENS, 63), 64)
-    manager.restore(held, TOKENS, 63)
-    assert (held.cached_tokens, manager.restored_tokens) == (40, 40)
-    assert manager.lookup(b"", TOKENS, 63).num_tokens == 32
+    tiers = Tiers([Fake(first, slots), Fake(second, slots)], 16, Inline())
+    manager = KVCacheManager(12, 16, tiers=tiers)
+    tiers.fetch(manager, b"", TOKENS[:60], manager.lookup(b"", TOKENS, 60), None)
+    tiers.poll()
+    match, count = manager.lookup(b"", TOKENS, 60), max(first, second)
+    assert match.num_tokens == tiers.stored(b"", TOKENS[:60], 0) == tiers.restored_tokens == count
+    blocks = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
+    assert [slots[blocks[at // 16], at % 16] for at in range(count)] == TOKENS[:count]
     manager.check_integrity()
+
+
+def test_what_was_fetched_is_shared_and_a_store_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    slots: dict[tuple[int, int], int] = {}
+    tiers = Tiers([Fake(40, slots)], 16, Inline())
+    manager = KVCacheManager(12, 16, tiers=tiers)
+    tiers.fetch(manager, b"", TOKENS[:63], manager.lookup(b"", TOKENS, 63), None)
+    tiers.poll()
+    assert (manager.lookup(b"", TOKENS, 63).num_tokens, tiers.restored_tokens) == (40, 40)
+    assert manager.allocator.num_held == 0
+    held = manager.allocate(b"", manager.lookup(b"", TOKENS, 63), 64)
+    manager.finish_copies()
     manager.release(held, TOKENS, 64)
-    assert manager.store is None  # saving failed
+    assert "a tier below the KV pool failed" in caplog.text
+    assert tiers.stored(b"", TOKENS, 0) == 0
     assert manager.lookup(b"", TOKENS, 64).num_tokens == 64
     manager.check_integrity()
 

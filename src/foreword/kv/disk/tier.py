@@ -81,18 +81,27 @@ class DiskTier:
         block_bytes: bytes of one block.
         block_size: tokens per block.
         max_bytes: cap over all namespaces and processes; the files used least recently go first.
+        writer: shared with other namespaces, and closed by whoever made it; None makes one.
 
     Raises:
         ValueError: ``max_bytes`` does not hold a single block.
     """
 
-    def __init__(self, directory: Path, namespace: bytes, block_bytes: int, block_size: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        namespace: bytes,
+        block_bytes: int,
+        block_size: int,
+        max_bytes: int,
+        writer: SegmentWriter | None = None,
+    ) -> None:
         smallest = header_bytes(1, block_size) + block_bytes
         if max_bytes < smallest:
             raise ValueError(f"max_bytes is {max_bytes}, and one block takes {smallest}: give the disk tier more")
         self._geometry = Geometry(namespace, block_size, block_bytes)
         self._files = SegmentFiles(Path(directory), self._geometry, max_bytes)
-        self._writer = SegmentWriter(self._files, self._stored, self._forget)
+        self._writer = writer or SegmentWriter()
         self._segment_blocks = max(1, min(SEGMENT_BYTES, max_bytes // 8) // block_bytes)
         self._lock = threading.Lock()  # for what follows; never held during input or output
         self._index = BlockIndex()
@@ -187,7 +196,16 @@ class DiskTier:
         with self._lock:
             missing = [i for i, key in enumerate(keys) if not self._has(parents[i], blocks[i], key)]
         jobs = [
-            Job(parents[a], start // size + a, blocks[a:b], keys[a:b], list(payloads[a:b]))
+            Job(
+                self._files,
+                self._stored,
+                self._forget,
+                parents[a],
+                start // size + a,
+                blocks[a:b],
+                keys[a:b],
+                list(payloads[a:b]),
+            )
             for a, b in self._cut(missing, blocks)
         ]
         return self._writer.put(jobs)

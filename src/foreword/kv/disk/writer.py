@@ -20,8 +20,17 @@ PAUSE_SECONDS = 60.0  # after a failed write
 
 
 class Job(NamedTuple):
-    """Blocks that will be one segment."""
+    """Blocks that will be one segment.
 
+    Attributes:
+        files: where to.
+        stored: called in the writing thread with the segment once it is published.
+        evicted: called in the writing thread with the names of files that had to go for it.
+    """
+
+    files: SegmentFiles
+    stored: Callable[[Segment], None]
+    evicted: Callable[[list[str]], None]
     parent: bytes
     first_block: int
     blocks: list[bytes]
@@ -30,24 +39,14 @@ class Job(NamedTuple):
 
 
 class SegmentWriter:
-    """Writes segments one after another. When too much waits or the disk refuses, blocks are dropped and counted.
+    """Writes segments one after another. When too much waits or the disk refuses, blocks are dropped and counted."""
 
-    Args:
-        files: where to.
-        stored: called in the writing thread with each segment that was published.
-        evicted: called in the writing thread with the names of files that had to go for one.
-    """
-
-    def __init__(
-        self, files: SegmentFiles, stored: Callable[[Segment], None], evicted: Callable[[list[str]], None]
-    ) -> None:
+    def __init__(self) -> None:
         self.written = self.dropped = 0  # blocks
-        self._files = files
-        self._stored = stored
-        self._evicted = evicted
         self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
         self._unwritten: set[bytes] = set()  # keys of the blocks that wait or are being written
+        self._unwritten_bytes = 0
         self._thread: threading.Thread | None = None
         self._paused_until = 0.0
         self._failing = False  # since the last success; it was logged
@@ -66,6 +65,7 @@ class SegmentWriter:
                     return False
                 self._queue.append(job)
                 self._unwritten.update(job.keys)
+                self._unwritten_bytes += _size(job)
             if self._queue and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="foreword-disk-writer", daemon=True)
                 self._thread.start()
@@ -88,8 +88,7 @@ class SegmentWriter:
     def _accepts(self, job: Job) -> bool:
         if self._closed or time.monotonic() < self._paused_until:
             return False
-        total = (len(self._unwritten) + len(job.keys)) * self._files.geometry.block_bytes
-        return not self._unwritten or total <= QUEUE_BYTES
+        return not self._unwritten or self._unwritten_bytes + _size(job) <= QUEUE_BYTES
 
     def _run(self) -> None:
         while True:
@@ -103,28 +102,34 @@ class SegmentWriter:
                 self.written += len(job.keys) * written
                 self.dropped += len(job.keys) * (not written)
                 self._unwritten.difference_update(job.keys)
+                self._unwritten_bytes -= _size(job)
                 self._changed.notify_all()
 
     def _write(self, job: Job) -> bool:
         try:
-            self._stored(self._publish(job))
+            job.stored(self._publish(job))
         except Exception as error:  # whatever it is: the thread lives, and requests do without the disk
             self._paused_until = time.monotonic() + PAUSE_SECONDS
             if not self._failing:
                 trace = None if isinstance(error, OSError) else error
                 message = "cannot write to the disk cache in %s, next attempt in %.0f s or later: %s"
-                logger.warning(message, self._files.directory, PAUSE_SECONDS, error, exc_info=trace)
+                logger.warning(message, job.files.directory, PAUSE_SECONDS, error, exc_info=trace)
             self._failing = True
             return False
         self._failing = False
         return True
 
-    def _publish(self, job: Job) -> Segment:
-        geometry = self._files.geometry
+    @staticmethod
+    def _publish(job: Job) -> Segment:
+        geometry = job.files.geometry
         sums = tuple(checksum(key, payload) for key, payload in zip(job.keys, job.payloads, strict=True))
         header = Header(job.parent, job.first_block, b"".join(job.blocks), sums)
         name, head = encode_header(geometry, header)
-        with self._files.temporary(len(head) + len(sums) * geometry.block_bytes) as file:
-            self._evicted(self._files.make_room())
+        with job.files.temporary(len(head) + len(sums) * geometry.block_bytes) as file:
+            job.evicted(job.files.make_room())
             inode = file.publish(name, [head, *job.payloads])
         return Segment(name, inode, header, geometry.block_size, len(head))
+
+
+def _size(job: Job) -> int:
+    return len(job.keys) * job.files.geometry.block_bytes
