@@ -14,8 +14,9 @@ from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES as EVICTION
+from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.policy import POLICIES, Candidate, LongestPrefixMatch, ShortestPrefillFirst, create_policy
-from foreword.scheduling.scheduler import Scheduler, StepPlan
+from foreword.scheduling.scheduler import Scheduler
 from foreword.scheduling.sequence import Sequence, Status
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"

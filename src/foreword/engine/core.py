@@ -13,7 +13,8 @@ from foreword.engine.request_state import Completion, ConsumerError, ConsumerLef
 from foreword.kv.pins import Pinned, PinsFullError
 from foreword.kv.tiers import Tiers
 from foreword.runtime.runner import ModelRunner, Sample
-from foreword.scheduling.scheduler import Scheduler, StepPlan
+from foreword.scheduling.plan import StepPlan
+from foreword.scheduling.scheduler import Scheduler
 from foreword.scheduling.sequence import Sequence
 
 logger = logging.getLogger("foreword")

@@ -55,8 +55,8 @@ class Engine(Steering):
         max_pinned_memory: what pins may hold, in bytes or as text such as "64MiB". None allows a quarter of the KV.
         cache_trace: a file to which one line per request is appended, without any text, for ``foreword cache replay``.
         swap_space: main memory for KV that the pool has no room for, in bytes or as text: what is evicted or preempted
-            is copied back from there instead of computed again, and sequences longer than ``kv_cache_memory`` live there.
-            Of use where the model computes in other memory.
+            is copied back from there instead of computed again, and sequences longer than the pool live there. Of use
+            where the model computes in other memory.
         cache_dir: a directory where KV is kept on disk too: a later process that is given it goes on with what this one
             computed, checked and bit for bit; processes may share it. Salts keep their files apart.
         max_disk_cache: what ``cache_dir`` may hold, in bytes or as text.

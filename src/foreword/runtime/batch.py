@@ -9,7 +9,7 @@ import torch
 
 from foreword.model.inputs import ForwardBatch
 from foreword.ops.protocol import AttentionSequence, Ops, SlotCopy, SlotRun
-from foreword.scheduling.scheduler import Chunk
+from foreword.scheduling.plan import Chunk
 
 if TYPE_CHECKING:
     from foreword.kv.table import BlockCopy, BlockTable

@@ -13,7 +13,7 @@ from foreword.model.decoder import Decoder
 from foreword.ops.protocol import Ops
 from foreword.runtime.batch import build_batch, slot_copies, wanted_positions
 from foreword.runtime.sampler import Sampler, is_plain_greedy, logprobs
-from foreword.scheduling.scheduler import Chunk, StepPlan
+from foreword.scheduling.plan import Chunk, StepPlan
 from foreword.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
