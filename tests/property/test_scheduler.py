@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,6 +15,8 @@ from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES as EVICTION
+from foreword.kv.host import HostStore
+from foreword.kv.tiers import Tiers
 from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.policy import POLICIES, Candidate, LongestPrefixMatch, ShortestPrefillFirst, create_policy
 from foreword.scheduling.scheduler import Scheduler
@@ -27,6 +30,54 @@ class LastComeFirstServed:
 
     def key(self, candidate: Candidate) -> Any:
         return -candidate.number
+
+
+class Copying(Executor):
+    """Runs what is submitted some time later, or when somebody waits for it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Copied(self.rng, lambda: fn(*args, **kwargs))
+
+
+class Copied(Future[Any]):
+    def __init__(self, rng: random.Random, task: Callable[[], Any]) -> None:
+        super().__init__()
+        self.rng, self.task = rng, task
+
+    def done(self) -> bool:
+        if not super().done() and self.rng.random() < 0.4:
+            self.set_result(self.task())
+        return super().done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not super().done():
+            self.set_result(self.task())
+        return super().exception(timeout)
+
+
+class Block(NamedTuple):
+    """A block of the harness's content."""
+
+    content: dict[tuple[int, int], tuple[int, ...]]
+    number: int
+    size: int
+
+    def copy_(self, source: Block) -> None:
+        for slot in range(self.size):
+            self.content.pop((self.number, slot), None)
+            if (source.number, slot) in self.content:
+                self.content[self.number, slot] = self.content[source.number, slot]
+
+
+class Pool(NamedTuple):
+    content: dict[tuple[int, int], tuple[int, ...]]
+    block_size: int
+
+    def block(self, number: int) -> Block:
+        return Block(self.content, number, self.block_size)
 
 
 @dataclass
@@ -54,6 +105,9 @@ class Harness:
         scheduler, size = self.scheduler, self.scheduler.cache.block_size
         waiting_before = set(scheduler.waiting)
         plan = scheduler.schedule(0.0)
+        self.steps += 1
+        if not plan.chunks and scheduler.moving:
+            return plan
         self._check_plan(plan, waiting_before)
         for source, target, count in plan.copies:
             for slot in range(count):
@@ -67,7 +121,6 @@ class Harness:
                 place = (sequence.blocks.blocks[position // size], position % size)
                 assert self.content[place] == tuple(sequence.token_ids[: position + 1]), "reads what is not its own"
         self.computed += sum(chunk.length for chunk in plan.chunks)
-        self.steps += 1
         scheduler.advance(plan)
         for chunk in [c for c in plan.chunks if c.end == len(c.sequence.token_ids)]:
             children = [
@@ -78,7 +131,8 @@ class Harness:
             self.sequences += children
             for sequence in [chunk.sequence, *children]:
                 self._sample(sequence)
-        scheduler.cache.check_integrity()
+        for home in scheduler.homes:
+            home.check_integrity()
         self.on_step(plan)
         return plan
 
@@ -114,9 +168,11 @@ class Harness:
             assert 1 <= length <= sequence.remaining, "at least one token is computed"
             if not scheduler.chunked_prefill:
                 assert length == sequence.remaining, "a prompt was split"
-        admitted = [c.sequence for c in plan.chunks if c.sequence in waiting_before]
-        if len(scheduler.running) > len(admitted) > 0:
-            assert scheduler.cache.num_available >= len(scheduler.running) - len(admitted), "the watermark was passed"
+        for home in scheduler.homes:
+            running = [sequence for sequence in scheduler.running if sequence.home is home]
+            admitted = [c.sequence for c in plan.chunks if c.sequence in waiting_before and c.sequence.home is home]
+            if len(running) > len(admitted) > 0:
+                assert home.num_available >= len(running) - len(admitted), "the watermark was passed"
 
 
 def expected_token(sequence: Sequence, position: int) -> int:
@@ -126,29 +182,28 @@ def expected_token(sequence: Sequence, position: int) -> int:
 def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
     size = options.pop("block_size", rng.choice([1, 2, 4]))
     blocks = options.pop("num_blocks", rng.randint(6, 30))
-    cache = KVCacheManager(
-        blocks,
-        size,
-        policy=rng.choice(list(EVICTION.values())),
-        enable_prefix_caching=options.pop("caching", rng.random() < 0.85),
-        max_pinned_blocks=blocks,
-    )
+    kept: dict[str, Any] = {"policy": rng.choice(list(EVICTION.values()))}
+    kept["enable_prefix_caching"] = options.pop("caching", rng.random() < 0.85)
+    content: dict[tuple[int, int], tuple[int, ...]] = {}
+    host = tiers = None
+    if host_blocks := options.pop("host_blocks", 0):
+        host = KVCacheManager(host_blocks, size, first_block=blocks, max_pinned_blocks=host_blocks, **kept)
+        tiers = Tiers([HostStore(Pool(content, size), host)], size, Copying(rng))  # type: ignore[arg-type]
+    cache = KVCacheManager(blocks, size, max_pinned_blocks=blocks, tiers=tiers, **kept)
     options.setdefault("max_num_seqs", rng.randint(1, 6))
     options.setdefault("max_num_batched_tokens", rng.randint(1, 24))
     options.setdefault("chunked_prefill", rng.random() < 0.7)
-    return Harness(Scheduler(cache, create_policy(policy), **options))
+    return Harness(Scheduler(cache, create_policy(policy), host=host, **options), content)
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, LastComeFirstServed], ids=str)
 @pytest.mark.parametrize("seed", range(400 if SOAK else 30))
 def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
-    """Random arrivals, priorities, n, aborts, pins and tiny pools: all end, complete and unmixed."""
+    """Random arrivals, priorities, n, aborts, pins, tiny pools, host tiers: all end, complete and unmixed."""
     rng = random.Random(f"{policy}/{seed}")
-    harness = make(rng, policy)
-    scheduler, capacity = (
-        harness.scheduler,
-        harness.scheduler.cache.allocator.num_blocks * harness.scheduler.cache.block_size,
-    )
+    harness = make(rng, policy, host_blocks=rng.choice([0, 0, 5, 40]))
+    scheduler = harness.scheduler
+    capacity = max(home.allocator.num_blocks for home in scheduler.homes) * scheduler.cache.block_size
     shared = [rng.randint(0, 2) for _ in range(capacity)]
     number, work, aborted = 0, 0, set[Sequence]()
     while number < 25 or scheduler.has_work:
@@ -165,7 +220,7 @@ def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
             scheduler.finish(victim)
             aborted.add(victim)
         if rng.random() < 0.1:  # as much as the whole pool: pins must give way where a request could never run
-            scheduler.cache.pin(b"ns", shared[: rng.randint(1, capacity)], now_s=0.0)
+            rng.choice(scheduler.homes).pin(b"ns", shared[: rng.randint(1, capacity)], now_s=0.0)
         if scheduler.has_work:
             harness.step()
     for sequence in harness.sequences:
@@ -175,14 +230,15 @@ def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
         assert sequence.token_ids == prompt + generated
         if sequence not in aborted:
             assert len(generated) == sequence.request.max_tokens
-    allocator = scheduler.cache.allocator
-    scheduler.cache.finish_copies()
-    assert allocator.num_held == 0
-    while scheduler.cache.drop_oldest_pin():
-        pass
-    assert allocator.num_evictable == allocator.num_cached
+    scheduler.settle()
+    for home in scheduler.homes:
+        home.finish_copies()
+        assert home.allocator.num_held == 0
+        while home.drop_oldest_pin():
+            pass
+        assert home.allocator.num_evictable == home.allocator.num_cached
     scheduler.cache.reset()
-    assert allocator.num_free == allocator.num_blocks
+    assert all(home.allocator.num_free == home.allocator.num_blocks for home in scheduler.homes)
 
 
 def test_pins_give_way_only_where_nothing_could_run(caplog: pytest.LogCaptureFixture) -> None:
