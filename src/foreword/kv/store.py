@@ -23,6 +23,10 @@ _MAX_OPEN = 32
 """Namespaces whose tier is open at a time; tenants come and go, and each has an index in memory."""
 
 
+_BATCH = 256
+"""Blocks that are read from the pool at a time: the writer's queue bounds what waits in memory."""
+
+
 class DiskStore:
     """Keeps what was computed on disk, and brings it back into the pool; copies run one at a time.
 
@@ -74,13 +78,13 @@ class DiskStore:
         def run() -> int:
             tier, size = self._tier(namespace), self._pool.block_size
             covered = tier.covered(tokens)
-            if covered == len(tokens):
-                return 0
-            first, whole = covered // size, len(tokens) // size
-            payloads = [self._read(block) for block in blocks[first:whole]]
-            if rest := len(tokens) % size:
-                payloads.append(self._read_part(blocks[whole], rest))
-            tier.write(tokens, first * size, payloads)
+            for start in range(covered // size * size, len(tokens), _BATCH * size) if covered < len(tokens) else ():
+                end = min(start + _BATCH * size, len(tokens))
+                part = [self._read(block) for block in blocks[start // size : end // size]]
+                if rest := end % size:
+                    part.append(self._read_part(blocks[end // size], rest))
+                if not tier.write(tokens[:end], start, part):  # too much is waiting, or the disk refuses
+                    break
             return len(tokens) - covered
 
         return Transfer(run, _nothing)
