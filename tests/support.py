@@ -196,7 +196,7 @@ def assert_idle(engine: Engine) -> EngineStats:
     assert (stats.running, stats.waiting, stats.blocks_held) == (0, 0, 0), stats
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
     for home in engine._loop.core.scheduler.homes:
-        assert home.tiers is None or not home.tiers.busy
+        assert not home.busy
         assert home.allocator.num_held == 0
         assert home.allocator.num_evictable == home.allocator.num_cached
     return stats

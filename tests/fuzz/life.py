@@ -55,7 +55,7 @@ class SteppedCore(EngineCore):
 
 def stores(core: EngineCore) -> list[Any]:
     """The tiers of an engine."""
-    found = [tier._store for home in core.scheduler.homes if home.tiers is not None for tier in home.tiers._tiers]
+    found = [tier._store for home in core.scheduler.homes for tier in home._tiers]
     return [store for number, store in enumerate(found) if store not in found[:number]]
 
 
@@ -248,8 +248,7 @@ class Life:
     def _keep_at_once(self) -> None:
         """Tiers are never behind, so that they hold the same the next time."""
         for home in self.engine._loop.core.scheduler.homes:
-            if home.tiers is not None:
-                home.tiers._executor = Inline()
+            home._executor = Inline()
         for store in stores(self.engine._loop.core):
             wrap(store, "save", functools.partial(_flushed, store))
 

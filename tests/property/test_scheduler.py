@@ -13,10 +13,9 @@ import pytest
 
 from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
-from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import POLICIES as EVICTION
 from foreword.kv.host import HostStore
-from foreword.kv.tiers import Tiers
+from foreword.kv.tiers import TieredCache
 from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.policy import POLICIES, Candidate, LongestPrefixMatch, ShortestPrefillFirst, create_policy
 from foreword.scheduling.scheduler import Scheduler
@@ -185,11 +184,11 @@ def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
     kept: dict[str, Any] = {"policy": rng.choice(list(EVICTION.values()))}
     kept["enable_prefix_caching"] = options.pop("caching", rng.random() < 0.85)
     content: dict[tuple[int, int], tuple[int, ...]] = {}
-    host = tiers = None
+    host = None
     if host_blocks := options.pop("host_blocks", 0):
-        host = KVCacheManager(host_blocks, size, first_block=blocks, max_pinned_blocks=host_blocks, **kept)
-        tiers = Tiers([HostStore(Pool(content, size), host)], size, Copying(rng))  # type: ignore[arg-type]
-    cache = KVCacheManager(blocks, size, max_pinned_blocks=blocks, tiers=tiers, **kept)
+        host = TieredCache(host_blocks, size, first_block=blocks, max_pinned_blocks=host_blocks, **kept)
+        kept |= {"stores": [HostStore(Pool(content, size), host)], "executor": Copying(rng)}  # type: ignore[arg-type]
+    cache = TieredCache(blocks, size, max_pinned_blocks=blocks, **kept)
     options.setdefault("max_num_seqs", rng.randint(1, 6))
     options.setdefault("max_num_batched_tokens", rng.randint(1, 24))
     options.setdefault("chunked_prefill", rng.random() < 0.7)

@@ -18,14 +18,13 @@ from foreword.core.errors import ModelLoadError
 from foreword.core.validation import reject
 from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
-from foreword.kv.cache import KVCacheManager
 from foreword.kv.eviction import EvictionPolicy
 from foreword.kv.eviction import create_policy as create_eviction_policy
 from foreword.kv.host import HostStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.kv.store import DiskStore
-from foreword.kv.tiers import BlockStore, Tiers
+from foreword.kv.tiers import BlockStore, TieredCache
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
@@ -213,35 +212,31 @@ def _host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
 
 def _caches(
     config: EngineConfig, pool: KVPool, num_blocks: int, ops: Ops, policy: EvictionPolicy
-) -> tuple[KVCacheManager, KVCacheManager | None]:
+) -> tuple[TieredCache, TieredCache | None]:
     """What keeps the books of the pool's ``num_blocks``, and of the host tier if there is one."""
     pinned, size = config.max_pinned_memory, config.block_size
     assert not isinstance(pinned, str)  # the configuration has parsed it
-    manager = functools.partial(
-        KVCacheManager,
+    below: list[BlockStore] = []  # the tiers, the quickest first
+    cache = functools.partial(
+        TieredCache,
         block_size=size,
         policy=policy,
         enable_prefix_caching=config.enable_prefix_caching,
         max_pinned_blocks=None if pinned is None else pinned // (pool.geometry.bytes_per_token * size),
+        executor=ThreadPoolExecutor(1, "foreword-tiers", functools.partial(use_torch_threads, 1)),
     )
-    stores: list[BlockStore] = []  # the quickest first
     if config.cache_dir is not None:
         assert isinstance(config.max_disk_cache, int)
         try:
-            stores.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
+            below.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
         except ValueError as error:
             reject("max_disk_cache", config.max_disk_cache, str(error))
-    copying = ThreadPoolExecutor(1, "foreword-tiers", functools.partial(use_torch_threads, 1))
-
-    def tiers() -> Tiers | None:
-        return Tiers(stores[:], size, copying) if stores else None
-
     host = None
     if in_host := _host_blocks(config, pool.geometry):
-        host = manager(in_host, first_block=num_blocks, tiers=tiers())
-        stores.insert(0, HostStore(pool, host))
+        host = cache(in_host, first_block=num_blocks, stores=below)
+        below = [HostStore(pool, host), *below]
     trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
-    return manager(num_blocks, trace=trace, tiers=tiers()), host
+    return cache(num_blocks, trace=trace, stores=below), host
 
 
 def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:

@@ -11,7 +11,7 @@ from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.report import Explanations
 from foreword.engine.request_state import Completion, ConsumerError, ConsumerLeftError, RequestState
 from foreword.kv.pins import Pinned, PinsFullError
-from foreword.kv.tiers import Tiers
+from foreword.kv.tiers import TieredCache
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.scheduler import Scheduler
@@ -41,8 +41,7 @@ class EngineCore:
         ``nudge`` is called, on any thread, when blocks have arrived that a stalled core may have waited for.
         """
         for home in self.scheduler.homes:
-            if home.tiers is not None:
-                home.tiers.on_done = nudge
+            home.on_done = nudge
         self.runner.ops.enter_thread()
 
     @property
@@ -92,10 +91,10 @@ class EngineCore:
         self.scheduler.settle()
         self.scheduler.cache.close()
 
-    def settled_tiers(self) -> list[Tiers]:
-        """What lies below the caches, when nothing is on its way there any more."""
+    def settle(self) -> list[TieredCache]:
+        """The caches, when nothing is on its way between them and their tiers any more."""
         self.scheduler.settle()
-        return [home.tiers for home in self.scheduler.homes if home.tiers is not None]
+        return self.scheduler.homes
 
     def step(self) -> None:
         """One forward pass and everything that follows from it. A failure ends the requests of this step only."""
@@ -157,7 +156,7 @@ class EngineCore:
             blocks_pinned=sum(home.pins.num_blocks for home in scheduler.homes),
             prompt_tokens=scheduler.stats.prompt_tokens,
             tokens_reused=scheduler.stats.tokens_reused,
-            tokens_restored=sum(home.tiers.restored_tokens for home in scheduler.homes if home.tiers is not None),
+            tokens_restored=sum(home.restored_tokens for home in scheduler.homes),
             tokens_prefilled=scheduler.stats.tokens_prefilled,
             tokens_generated=self._tokens_generated,
             preemptions=scheduler.stats.preemptions,

@@ -306,8 +306,8 @@ class Engine(Steering):
 
     def save(self) -> None:
         """Wait until what was computed is in ``cache_dir``; :meth:`close` does it too."""
-        for tiers in self._loop.call(lambda: self._loop.core.settled_tiers()):
-            tiers.flush()
+        for cache in self._loop.call(lambda: self._loop.core.settle()):
+            cache.flush()
 
     def check_integrity(self) -> None:
         """Raises ``AssertionError`` unless every KV block is accounted for."""

@@ -13,7 +13,6 @@ from foreword.kv.explain import Evidence, Stop, find_stop
 from foreword.kv.pins import Pin, PinKey, PinLedger, Pinned
 from foreword.kv.prompt_log import PromptLog
 from foreword.kv.table import BlockCopy, BlockTable
-from foreword.kv.tiers import Tiers
 from foreword.kv.trace import TraceRecorder
 from foreword.kv.tree import Node, PrefixMatch, PrefixTree, holder_before
 
@@ -32,7 +31,6 @@ class KVCacheManager:
         enable_prefix_caching: off, nothing is looked up or kept.
         max_pinned_blocks: pins hold so many blocks at most; None allows a quarter of the pool.
         trace: the scheduler tells it about each finished request; None records nothing.
-        tiers: keep what is computed, and have what was; None forgets it with the pool.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int | None = None,
         trace: TraceRecorder | None = None,
-        tiers: Tiers | None = None,
     ) -> None:
         self.block_size = block_size
         self.enabled = enable_prefix_caching
@@ -53,7 +50,6 @@ class KVCacheManager:
         self.evictions = 0
         self.log = PromptLog()
         self.trace = trace
-        self.tiers = tiers if enable_prefix_caching else None
         self.pins = PinLedger(num_blocks // 4 if max_pinned_blocks is None else max_pinned_blocks)
         self._policy = policy
         self._trees: dict[bytes, PrefixTree] = {}
@@ -84,13 +80,16 @@ class KVCacheManager:
         """Where the match of ``tokens`` ends, and what may tell why. Changes nothing."""
         tree = self._trees.get(namespace)
         stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
-        if self.tiers is not None and stop.num_tokens < len(tokens):
-            border = stop.num_tokens // self.block_size * self.block_size
-            stored = border + self.tiers.stored(namespace, tokens, border)
-            stop = Stop(stored, []) if stored > stop.num_tokens else stop
+        stored = self.stored(namespace, tokens, stop.num_tokens) if stop.num_tokens < len(tokens) else 0
+        if stored > stop.num_tokens:
+            stop = Stop(stored, [])
         if stop.num_tokens == len(tokens):
             return Evidence(stop, [], None)
         return Evidence(stop, *self.log.around(namespace, tokens))
+
+    def stored(self, namespace: bytes, tokens: list[int], cached: int) -> int:  # noqa: ARG002 - of caches with tiers
+        """How many of the first ``tokens`` can be had without computing them, ``cached`` of which are in the pool."""
+        return cached
 
     def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
         """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""
@@ -125,14 +124,6 @@ class KVCacheManager:
         if match.tail_block is not None:
             self._copies.append(BlockCopy(match.tail_block, fresh[0], match.num_tokens - committed))
         return BlockTable(namespace, match.blocks + fresh, match.num_tokens, node, committed, priority)
-
-    def save(self, namespace: bytes, tokens: list[int]) -> None:
-        """Have the tiers keep what is cached of ``tokens``; returns when they do."""
-        match = self.lookup(namespace, tokens, len(tokens)).whole_blocks(self.block_size)
-        if self.tiers is not None:
-            if match.blocks:
-                self.tiers.save(self, namespace, tokens[: match.num_tokens], match.blocks)
-            self.tiers.settle()
 
     def touch(self, match: PrefixMatch) -> None:
         """Count a use of what matched, as an allocation does."""
@@ -192,11 +183,8 @@ class KVCacheManager:
         held.committed = last * self.block_size
         self._keep(held, held.node, len(own))
 
-    def release(self, held: BlockTable, tokens: list[int], num_computed: int, *, save: bool = True) -> None:
-        """The sequence is done with its blocks; what it computed is kept, the part-filled last block too.
-
-        ``save``: by the tiers as well.
-        """
+    def release(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
+        """The sequence is done with its blocks; what it computed is kept, the part-filled last block too."""
         self.commit(held, tokens, num_computed)
         if self.enabled and num_computed > held.committed and not self._copies_into(held):
             block = held.blocks[held.committed // self.block_size]
@@ -205,9 +193,6 @@ class KVCacheManager:
             if leaf is not None:
                 self.allocator.cache(block)
                 self._keep(held, leaf, 1)
-        if save and self.tiers is not None and num_computed and not self._copies_into(held):
-            blocks = held.blocks[: self.blocks_for(num_computed)]
-            self.tiers.save(self, held.namespace, tokens[:num_computed], blocks)
         self.discard(held)
 
     def discard(self, held: BlockTable) -> None:
@@ -282,8 +267,6 @@ class KVCacheManager:
 
     def reset(self) -> int:
         """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
-        if self.tiers is not None:
-            self.tiers.reset()
         count = self.allocator.num_evictable
         self._evict(count)
         return count
@@ -303,11 +286,9 @@ class KVCacheManager:
         assert all(self.allocator.users(block) >= self.pins.count(block) for block in pinned), "a pin holds nothing"
 
     def close(self) -> None:
-        """Write out what is left of the trace and on its way to the tiers."""
+        """Write out what is left of the trace."""
         if self.trace is not None:
             self.trace.close()
-        if self.tiers is not None:
-            self.tiers.close()
 
     def _last_place(self, namespace: bytes, match: PrefixMatch, tokens: list[int]) -> tuple[Node, int]:
         """Where the last block of a match lies: a node, and a position behind the block's first token."""

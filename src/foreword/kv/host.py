@@ -64,7 +64,7 @@ class HostStore:
 
         def land() -> None:
             if copied:
-                self._cache.release(held, tokens, len(tokens), save=False)
+                self._cache.release(held, tokens, len(tokens))
             else:
                 self._cache.discard(held)
 

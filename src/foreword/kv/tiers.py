@@ -11,13 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from foreword.core.common_prefix import common_prefix_length
+from foreword.kv.cache import KVCacheManager
+from foreword.kv.table import BlockTable
 from foreword.kv.tree import PrefixMatch
-
-if TYPE_CHECKING:
-    from foreword.kv.cache import KVCacheManager
 
 logger = logging.getLogger("foreword")
 T = TypeVar("T")
@@ -128,32 +127,44 @@ class _Flight(NamedTuple):
     land: Callable[[int], None]
 
 
-class Tiers:
-    """What lies below one cache. Lives on the engine thread.
+class TieredCache(KVCacheManager):
+    """A cache with tiers below it, or with none.
 
     Args:
-        stores: the quickest first; the others are asked for what it does not have.
-        block_size: tokens per block.
-        executor: where copies run, one after another.
+        stores: the tiers, the quickest first; the others are asked for what it does not have.
+        executor: where copies run, one after another; not needed without a tier.
+        options: of :class:`foreword.kv.cache.KVCacheManager`.
     """
 
-    def __init__(self, stores: Sequence[BlockStore], block_size: int, executor: Executor) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        stores: Sequence[BlockStore] = (),
+        executor: Executor | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_blocks, block_size, **options)
         self.restored_tokens = 0
         self.on_done: Callable[[], None] = lambda: None  # called, on any thread, when something is ready to land
         self._tiers = [_Tier(store) for store in stores]
-        self._block_size = block_size
         self._executor = executor
         self._flights: deque[_Flight] = deque()
+
+    @property
+    def has_tiers(self) -> bool:
+        return bool(self._tiers)
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
         return bool(self._flights)
 
-    def stored(self, namespace: bytes, tokens: list[int], start: int) -> int:
-        """How many of ``tokens[start:]`` are stored in a row from ``start``, a block border, on."""
-        loads = self._plan(namespace, tokens, start)
-        return loads[-1].end - start if loads else 0
+    def stored(self, namespace: bytes, tokens: list[int], cached: int) -> int:
+        """How many of the first ``tokens`` can be had without computing them, ``cached`` of which are in the pool."""
+        loads = self._plan(namespace, tokens, cached // self.block_size * self.block_size)
+        return max(cached, loads[-1].end) if loads else cached
 
     def is_bringing(self, namespace: bytes, tokens: list[int], limit: int, cached: int) -> bool:
         """Whether more than the ``cached`` first of ``tokens[:limit]`` are on their way."""
@@ -163,23 +174,21 @@ class Tiers:
             if flight.namespace == namespace and len(flight.tokens) > cached
         )
 
-    def fetch(
-        self, cache: KVCacheManager, namespace: bytes, tokens: list[int], match: PrefixMatch, speed: float | None
-    ) -> bool:
-        """Bring what is stored of ``tokens`` beyond ``match`` into ``cache``, where it is found once it has landed.
+    def fetch(self, namespace: bytes, tokens: list[int], match: PrefixMatch, speed: float | None) -> bool:
+        """Bring what the tiers have of ``tokens`` beyond ``match``; when it has landed a lookup finds it.
 
-        The caller has seen that ``cache`` has room. False: there is nothing, or to compute it, at ``speed`` tokens per
+        The caller has seen that there is room. False: there is nothing, or to compute it, at ``speed`` tokens per
         second, is quicker.
         """
-        match, cached = match.whole_blocks(self._block_size), match.num_tokens
+        match, cached = match.whole_blocks(self.block_size), match.num_tokens
         loads = self._plan(namespace, tokens, match.num_tokens, speed)
         if not loads or loads[-1].end <= cached:
             return False
         tokens = tokens[: loads[-1].end]
-        held = cache.allocate(namespace, match, len(tokens))
+        held = self.allocate(namespace, match, len(tokens))
 
         def begin(load: _Load) -> Transfer | None:
-            blocks = held.blocks[load.start // self._block_size :]
+            blocks = held.blocks[load.start // self.block_size :]
             return load.tier.ask(lambda store: store.load(namespace, tokens, load.start, len(tokens), blocks))
 
         begun = [(load, begin(load)) for load in loads]
@@ -190,27 +199,26 @@ class Tiers:
                 transfer.land()
             self.restored_tokens += max(0, end - cached)
             if end > cached:
-                cache.release(held, tokens, end, save=False)
+                self.release(held, tokens, end)
             else:
-                cache.discard(held)
+                self.discard(held)
 
         self._start(namespace, tokens, lambda: _load_all(parts), land)
         return True
 
-    def save(self, cache: KVCacheManager, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> None:
-        """Have every tier keep the KV of ``tokens``, which ``blocks`` of ``cache`` hold."""
-        asked = [(tier, tier.ask(lambda store: store.save(namespace, tokens, blocks))) for tier in self._tiers]
-        parts = [(tier, transfer) for tier, transfer in asked if transfer is not None]
-        if not parts:
-            return
-        cache.allocator.share(blocks)
+    def retire(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
+        """Release, and have the tiers keep it too."""
+        if self.enabled and num_computed and not self._copies_into(held):
+            self.commit(held, tokens, num_computed)
+            self._save(held.namespace, tokens[:num_computed], held.blocks[: self.blocks_for(num_computed)])
+        self.release(held, tokens, num_computed)
 
-        def land(_: int) -> None:
-            for _tier, transfer in parts:
-                transfer.land()
-            cache.allocator.release(blocks)
-
-        self._start(namespace, [], lambda: _save_all(parts), land)
+    def save(self, namespace: bytes, tokens: list[int]) -> None:
+        """Have the tiers keep what is cached of ``tokens``; returns when they do."""
+        match = self.lookup(namespace, tokens, len(tokens)).whole_blocks(self.block_size)
+        if match.blocks:
+            self._save(namespace, tokens[: match.num_tokens], match.blocks)
+        self.settle()
 
     def poll(self) -> None:
         """Let land what has arrived."""
@@ -231,11 +239,13 @@ class Tiers:
         while self.wait():
             pass
 
-    def reset(self) -> None:
-        """Forget what does not survive the process."""
+    def reset(self) -> int:
+        """Forget every cached block that no sequence uses and no pin holds, in tiers that do not outlive the process
+        too. Returns how many of the pool."""
         self.settle()
         for tier in self._tiers:
             tier.ask(lambda store: store.reset())
+        return super().reset()
 
     def flush(self) -> None:
         """Wait until what has landed is where it survives; callable from any thread."""
@@ -243,17 +253,33 @@ class Tiers:
             tier.ask(lambda store: store.flush())
 
     def close(self) -> None:
-        """Wait for everything, and let go of the stores."""
+        """Wait for everything, write out what is left, and let go of the tiers."""
         self.settle()
-        self._executor.shutdown()
+        super().close()
+        if self._executor is not None:
+            self._executor.shutdown()
         for tier in self._tiers:
             tier.close()
+
+    def _save(self, namespace: bytes, tokens: list[int], blocks: list[int]) -> None:
+        asked = [(tier, tier.ask(lambda store: store.save(namespace, tokens, blocks))) for tier in self._tiers]
+        parts = [(tier, transfer) for tier, transfer in asked if transfer is not None]
+        if not parts:
+            return
+        self.allocator.share(blocks)
+
+        def land(_: int) -> None:
+            for _tier, transfer in parts:
+                transfer.land()
+            self.allocator.release(blocks)
+
+        self._start(namespace, [], lambda: _save_all(parts), land)
 
     def _plan(self, namespace: bytes, tokens: list[int], start: int, speed: float | None = None) -> list[_Load]:
         """Which tier has how much of ``tokens[start:]``, and is worth asking if computing goes at ``speed``."""
         loads, end = list[_Load](), start
-        for tier in self._tiers:
-            border = end // self._block_size * self._block_size
+        for tier in self._tiers if self.enabled else ():
+            border = end // self.block_size * self.block_size
             stored = border + tier.peek(namespace, tokens, border)
             # inside a block that is there already, one that has less of it would spoil it
             if stored > end and tier.is_worth(speed):
@@ -262,6 +288,7 @@ class Tiers:
         return loads
 
     def _start(self, namespace: bytes, tokens: list[int], run: Callable[[], int], land: Callable[[int], None]) -> None:
+        assert self._executor is not None
         future = self._executor.submit(run)
         self._flights.append(_Flight(namespace, tokens, future, land))
         future.add_done_callback(lambda _: self.on_done())

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 
 from foreword.core.common_prefix import common_prefix_length
-from foreword.kv.cache import KVCacheManager
 from foreword.kv.explain import Stop
 from foreword.kv.prompt_log import LoggedPrompt
+from foreword.kv.tiers import TieredCache
 from foreword.kv.tree import PrefixMatch
 from foreword.scheduling.plan import Chunk, SchedulerStats, StepPlan
 from foreword.scheduling.policy import Candidate, SchedulingPolicy
@@ -38,10 +38,10 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: KVCacheManager,
+        cache: TieredCache,
         policy: SchedulingPolicy,
         *,
-        host: KVCacheManager | None = None,
+        host: TieredCache | None = None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         chunked_prefill: bool = True,
@@ -62,7 +62,7 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def home_of(self, num_tokens: int) -> KVCacheManager:
+    def home_of(self, num_tokens: int) -> TieredCache:
         """Where a sequence of ``num_tokens`` belongs."""
         return self.cache if self.host is None or self.cache.could_hold(num_tokens) else self.host
 
@@ -75,8 +75,7 @@ class Scheduler:
         """Choose the next step. Reserves blocks, admits and preempts; ``now_s`` is the monotonic clock."""
         self.expire_pins(now_s)
         for home in self.homes:
-            if home.tiers is not None:
-                home.tiers.poll()
+            home.poll()
         chunks = self._schedule_decodes()
         chunks += self._schedule_prefills(self.max_num_batched_tokens - len(chunks), now_s)
         return StepPlan([copy for home in self.homes for copy in home.take_copies()], chunks)
@@ -84,13 +83,12 @@ class Scheduler:
     @property
     def moving(self) -> bool:
         """Whether anything is on its way between the caches and their tiers."""
-        return any(home.tiers is not None and home.tiers.busy for home in self.homes)
+        return any(home.busy for home in self.homes)
 
     def settle(self) -> None:
         """Wait until nothing is on its way between the caches and their tiers."""
         for home in self.homes:
-            if home.tiers is not None:
-                home.tiers.settle()
+            home.settle()
 
     def advance(self, plan: StepPlan) -> None:
         """The step was computed: commit the blocks it filled."""
@@ -166,7 +164,7 @@ class Scheduler:
         assert sequence.home is not None
         assert sequence.blocks is not None
         if keep:
-            sequence.home.release(sequence.blocks, sequence.token_ids, sequence.num_computed)
+            sequence.home.retire(sequence.blocks, sequence.token_ids, sequence.num_computed)
             if sequence.logged is not None:
                 self.cache.log.complete(sequence.logged, sequence.token_ids, sequence.num_computed)
         else:
@@ -190,7 +188,7 @@ class Scheduler:
         assert sequence.blocks is not None
         while not home.can_grow(sequence.blocks, needed):
             outgrown = self.home_of(needed) is not home
-            if not outgrown and home.tiers is not None and home.tiers.wait():  # blocks were on their way
+            if not outgrown and home.wait():  # blocks were on their way
                 continue
             victim = sequence if outgrown else max((s for s in self.running if s.home is home), key=lambda s: s.rank)
             self._preempt(victim)
@@ -220,7 +218,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         admitted: list[Sequence] = []
         seats = self.max_num_seqs - len(self.running)
-        full: list[KVCacheManager] = []
+        full: list[TieredCache] = []
         running = [s for s in self.running if not s.is_decoding]
         for sequence in self._in_policy_order(now_s, running + self.waiting if seats > 0 and budget > 0 else running):
             if budget <= 0:
@@ -282,7 +280,7 @@ class Scheduler:
         limit = len(sequence.token_ids) - 1 if sequence.reads_cache else 0  # one token must be computed
         return self._home(sequence).lookup(sequence.request.namespace, sequence.token_ids, limit)
 
-    def _home(self, sequence: Sequence) -> KVCacheManager:
+    def _home(self, sequence: Sequence) -> TieredCache:
         """Where a waiting sequence will run."""
         return self.home_of(len(sequence.token_ids))
 
@@ -303,20 +301,19 @@ class Scheduler:
 
     def _is_coming(self, sequence: Sequence, match: PrefixMatch) -> bool:
         """Whether more than ``match`` of it is on its way from a tier."""
-        tiers, limit = self._home(sequence).tiers, len(sequence.token_ids) - 1
-        if tiers is None or not sequence.reads_cache:
-            return False
-        return tiers.is_bringing(sequence.request.namespace, sequence.token_ids, limit, match.num_tokens)
+        namespace, tokens = sequence.request.namespace, sequence.token_ids
+        return sequence.reads_cache and self._home(sequence).is_bringing(
+            namespace, tokens, len(tokens) - 1, match.num_tokens
+        )
 
-    def _fetch(self, sequence: Sequence, home: KVCacheManager, match: PrefixMatch) -> bool:
+    def _fetch(self, sequence: Sequence, home: TieredCache, match: PrefixMatch) -> bool:
         """Have the tiers bring what they have of it beyond ``match``; it is looked up again when that is there."""
-        if home.tiers is None or sequence.fetched or not sequence.reads_cache:
+        if sequence.fetched or not sequence.reads_cache:
             return False
         sequence.fetched = True
-        wanted = sequence.token_ids[:-1]
-        return home.tiers.fetch(home, sequence.request.namespace, wanted, match, self.prefill_speed)
+        return home.fetch(sequence.request.namespace, sequence.token_ids[:-1], match, self.prefill_speed)
 
-    def _admit(self, sequence: Sequence, home: KVCacheManager, match: PrefixMatch, now_s: float) -> None:
+    def _admit(self, sequence: Sequence, home: TieredCache, match: PrefixMatch, now_s: float) -> None:
         """Reserve blocks for the whole prompt and let it run."""
         total, request = len(sequence.token_ids), sequence.request
         if sequence.cached_tokens is None:
@@ -336,7 +333,7 @@ class Scheduler:
             self.stats.prompt_tokens += sequence.num_prompt
             self.stats.tokens_reused += sequence.cached_tokens
 
-    def _make_fit(self, home: KVCacheManager, match: PrefixMatch, total: int) -> PrefixMatch | None:
+    def _make_fit(self, home: TieredCache, match: PrefixMatch, total: int) -> PrefixMatch | None:
         """The match with which ``total`` tokens find room now; None: with none.
 
         Where nobody uses blocks and would let go of them, they get those of the oldest pins rather than wait for ever.
@@ -348,8 +345,7 @@ class Scheduler:
             for each in (match, match.whole_blocks(home.block_size)):  # a copy's source may be one block too many
                 if home.can_allocate(each, total, watermark):
                     return each
-            moving = home.tiers is not None and home.tiers.busy
-            if users or moving or not home.drop_oldest_pin():
+            if users or home.busy or not home.drop_oldest_pin():
                 return None
             logger.warning(
                 "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
@@ -368,7 +364,7 @@ class Scheduler:
     def _correct_evidence(self, sequence: Sequence) -> None:
         """The store may have given more or less than it showed: files come, go and turn out to be damaged."""
         evidence, cached = sequence.evidence, sequence.num_computed
-        if evidence is None or not sequence.reads_cache or self.cache.tiers is None:
+        if evidence is None or not sequence.reads_cache or not self.cache.has_tiers:
             return
         if cached != min(evidence.stop.num_tokens, len(sequence.token_ids) - 1):
             sequence.evidence = evidence._replace(stop=Stop(cached, []))

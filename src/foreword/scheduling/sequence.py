@@ -7,10 +7,10 @@ from enum import Enum, auto
 from foreword.core.constraint import Constraint
 from foreword.core.outputs import TokenLogprobs
 from foreword.core.request import Request
-from foreword.kv.cache import KVCacheManager
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.table import BlockTable
+from foreword.kv.tiers import TieredCache
 
 
 class Status(Enum):
@@ -60,7 +60,7 @@ class Sequence:
         self.logged: LoggedPrompt | None = None
         self.first_scheduled_s: float | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.home: KVCacheManager | None = None
+        self.home: TieredCache | None = None
         self.blocks: BlockTable | None = None
         self.status = Status.WAITING
 

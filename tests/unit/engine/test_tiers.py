@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foreword import Engine
-from foreword.kv.cache import KVCacheManager
+from foreword.kv.tiers import TieredCache
 from support import assert_idle, assert_same_bits, generate_recorded, random_ids
 
 NewEngine = Callable[..., Engine]
@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": T
 PROMPT = random_ids(5, 77)
 
 
-def host(engine: Engine) -> KVCacheManager:
+def host(engine: Engine) -> TieredCache:
     found = engine._loop.core.scheduler.host
     assert found is not None
     return found

@@ -64,8 +64,7 @@ def gated(new_tiny: NewEngine) -> Iterator[Callable[..., tuple[Engine, Gate]]]:
         gate = Gate()
         gates.append(gate)
         for home in engine._loop.core.scheduler.homes:
-            if home.tiers is not None:
-                home.tiers._executor = gate
+            home._executor = gate
         return engine, gate
 
     yield make
@@ -197,8 +196,7 @@ def test_a_tier_slower_than_computing_is_left_and_tried_again(
     engine = new_tiny(blocks=64, block_size=16, swap_space="1MiB")
     engine.generate(PROMPT, **OPTIONS)
     scheduler = engine._loop.core.scheduler
-    assert scheduler.cache.tiers is not None
-    slow = scheduler.cache.tiers._tiers[0]
+    slow = scheduler.cache._tiers[0]
     cached = []
     for _ in range(4):
         evict_all(engine)
@@ -216,8 +214,7 @@ def test_speeds_are_measured(new_tiny: NewEngine) -> None:
     engine.generate(PROMPT, **OPTIONS)
     evict_all(engine)
     engine.generate(PROMPT, **OPTIONS)
-    tiers = engine._loop.core.scheduler.cache.tiers
-    assert tiers is not None
-    assert tiers._tiers[0]._speed is not None
-    assert tiers._tiers[0]._speed > 0
+    speed = engine._loop.core.scheduler.cache._tiers[0]._speed
+    assert speed is not None
+    assert speed > 0
     assert engine.stats().prefill_tokens_per_s is not None

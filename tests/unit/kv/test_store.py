@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from foreword.kv.cache import KVCacheManager
-from foreword.kv.tiers import Tiers, Transfer
+from foreword.kv.tiers import TieredCache, Transfer
 from support import Inline
 
 TOKENS = list(range(64))
@@ -50,12 +50,11 @@ class Fake:
 @pytest.mark.parametrize("second", [0, 5, 10, 16, 21, 26, 48])
 def test_a_later_tier_spoils_nothing(first: int, second: int) -> None:
     slots: dict[tuple[int, int], int] = {}
-    tiers = Tiers([Fake(first, slots), Fake(second, slots)], 16, Inline())
-    manager = KVCacheManager(12, 16, tiers=tiers)
-    tiers.fetch(manager, b"", TOKENS[:60], manager.lookup(b"", TOKENS, 60), None)
-    tiers.poll()
+    manager = TieredCache(12, 16, stores=[Fake(first, slots), Fake(second, slots)], executor=Inline())
+    manager.fetch(b"", TOKENS[:60], manager.lookup(b"", TOKENS, 60), None)
+    manager.poll()
     match, count = manager.lookup(b"", TOKENS, 60), max(first, second)
-    assert match.num_tokens == tiers.stored(b"", TOKENS[:60], 0) == tiers.restored_tokens == count
+    assert match.num_tokens == manager.stored(b"", TOKENS[:60], 0) == manager.restored_tokens == count
     blocks = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
     assert [slots[blocks[at // 16], at % 16] for at in range(count)] == TOKENS[:count]
     manager.check_integrity()
@@ -63,17 +62,16 @@ def test_a_later_tier_spoils_nothing(first: int, second: int) -> None:
 
 def test_what_was_fetched_is_shared_and_a_store_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> None:
     slots: dict[tuple[int, int], int] = {}
-    tiers = Tiers([Fake(40, slots)], 16, Inline())
-    manager = KVCacheManager(12, 16, tiers=tiers)
-    tiers.fetch(manager, b"", TOKENS[:63], manager.lookup(b"", TOKENS, 63), None)
-    tiers.poll()
-    assert (manager.lookup(b"", TOKENS, 63).num_tokens, tiers.restored_tokens) == (40, 40)
+    manager = TieredCache(12, 16, stores=[Fake(40, slots)], executor=Inline())
+    manager.fetch(b"", TOKENS[:63], manager.lookup(b"", TOKENS, 63), None)
+    manager.poll()
+    assert (manager.lookup(b"", TOKENS, 63).num_tokens, manager.restored_tokens) == (40, 40)
     assert manager.allocator.num_held == 0
     held = manager.allocate(b"", manager.lookup(b"", TOKENS, 63), 64)
     manager.finish_copies()
-    manager.release(held, TOKENS, 64)
+    manager.retire(held, TOKENS, 64)
     assert "a tier below the KV pool failed" in caplog.text
-    assert tiers.stored(b"", TOKENS, 0) == 0
+    assert manager.stored(b"", TOKENS, 0) == 0
     assert manager.lookup(b"", TOKENS, 64).num_tokens == 64
     manager.check_integrity()
 
