@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from foreword.kv import tiers
 from foreword.kv.disk import files, tier, writer
 
 _WRITES = ("makedirs", "ftruncate", "write", "fsync", "rename", "unlink", "utime")
@@ -97,10 +98,10 @@ class FaultyOs:
 
 @contextmanager
 def faulty_disk() -> Iterator[FaultyOs]:
-    """The disk tier on a faulty disk. It tries again at once after an error, and looks at its folder every time: what
-    it does depends on no clock."""
+    """The disk tier on a faulty disk. It tries again at once after an error, looks at its folder every time, and is
+    asked however slow it is: what it does depends on no clock."""
     disk: Any = FaultyOs()
-    places = ((files, "os", disk), (writer, "PAUSE_SECONDS", 0.0), (tier, "SCAN_SHARE", 0))
+    places = ((files, "os", disk), (writer, "PAUSE_SECONDS", 0.0), (tier, "SCAN_SHARE", 0), (tiers, "_REFUSALS", 1))
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, value in places:
         setattr(module, name, value)

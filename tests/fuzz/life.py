@@ -123,7 +123,7 @@ class Life:
         prompt = self.prompt(case, salt)
         room = self.room(prompt)
         if room < 1:
-            self._must_refuse(case, prompt)
+            self._must_refuse(case, prompt, salt)
             return None
         with self.lock:
             submission = Submission(
@@ -458,12 +458,13 @@ class Life:
         others = self._threads | self.reference.threads()
         return [t for t in threading.enumerate() if t not in others and t.name.startswith("foreword")]
 
-    def _must_refuse(self, case: Case | Turn, prompt: list[int]) -> None:
+    def _must_refuse(self, case: Case | Turn, prompt: list[int], salt: str | None) -> None:
+        sampling = {**case.sampling, "cache_salt": salt}  # which knows how its own turns are spelled
         try:
             if isinstance(case, Turn):
-                self.engine._client.prepare_chats([case.messages], None, {**case.options, **case.sampling})
+                self.engine._client.prepare_chats([case.messages], None, {**case.options, **sampling})
             else:
-                self.engine._client.prepare([prompt], None, case.sampling)
+                self.engine._client.prepare([prompt], None, sampling)
         except (PromptTooLongError, InjectedError):  # the latter waited for a tokenizer
             return
         raise Violation(f"{case}: {len(prompt)} tokens were accepted, where they cannot fit")

@@ -50,7 +50,7 @@ class DiskStore:
         self._block_bytes = pool.geometry.bytes_per_token * pool.block_size
         self._spare = pool.num_blocks - 1
         self._buffer = bytearray(self._block_bytes)
-        self._writer = SegmentWriter()
+        self._writer = SegmentWriter(self._forget)
         self._tiers: OrderedDict[bytes, DiskTier] = OrderedDict()
         self._lock = threading.Lock()  # for the tiers: it is peeked into while copies run
         self._tier(bytes(32))  # an impossible size is refused now, and what dead processes left is cleaned up
@@ -110,6 +110,12 @@ class DiskStore:
                 tier = self._tiers[namespace] = DiskTier(self._directory, namespace, *shape, self._writer)
             self._tiers.move_to_end(namespace)
             return tier
+
+    def _forget(self, names: list[str]) -> None:
+        with self._lock:
+            tiers = list(self._tiers.values())
+        for tier in tiers:
+            tier.forget(names)
 
     def _load(self, tier: DiskTier, ref: BlockRef, block: int) -> bool:
         if tier.read(ref, self._buffer) is None:

@@ -81,7 +81,8 @@ class DiskTier:
         block_bytes: bytes of one block.
         block_size: tokens per block.
         max_bytes: cap over all namespaces and processes; the files used least recently go first.
-        writer: shared with other namespaces, and closed by whoever made it; None makes one.
+        writer: shared with other namespaces, and closed by whoever made it, who passes on to :meth:`forget` what it
+            evicts; None makes one.
 
     Raises:
         ValueError: ``max_bytes`` does not hold a single block.
@@ -101,7 +102,7 @@ class DiskTier:
             raise ValueError(f"max_bytes is {max_bytes}, and one block takes {smallest}: give the disk tier more")
         self._geometry = Geometry(namespace, block_size, block_bytes)
         self._files = SegmentFiles(Path(directory), self._geometry, max_bytes)
-        self._writer = writer or SegmentWriter()
+        self._writer = writer or SegmentWriter(self.forget)
         self._segment_blocks = max(1, min(SEGMENT_BYTES, max_bytes // 8) // block_bytes)
         self._lock = threading.Lock()  # for what follows; never held during input or output
         self._index = BlockIndex()
@@ -199,7 +200,6 @@ class DiskTier:
             Job(
                 self._files,
                 self._stored,
-                self._forget,
                 parents[a],
                 start // size + a,
                 blocks[a:b],
@@ -304,7 +304,7 @@ class DiskTier:
         self._add(segment)
         self._touch(segment)
 
-    def _forget(self, names: list[str]) -> None:
+    def forget(self, names: list[str]) -> None:
         """Files were evicted."""
         with self._lock:
             self._evictions += len(names)

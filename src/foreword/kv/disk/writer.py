@@ -25,12 +25,10 @@ class Job(NamedTuple):
     Attributes:
         files: where to.
         stored: called in the writing thread with the segment once it is published.
-        evicted: called in the writing thread with the names of files that had to go for it.
     """
 
     files: SegmentFiles
     stored: Callable[[Segment], None]
-    evicted: Callable[[list[str]], None]
     parent: bytes
     first_block: int
     blocks: list[bytes]
@@ -39,9 +37,14 @@ class Job(NamedTuple):
 
 
 class SegmentWriter:
-    """Writes segments one after another. When too much waits or the disk refuses, blocks are dropped and counted."""
+    """Writes segments one after another. When too much waits or the disk refuses, blocks are dropped and counted.
 
-    def __init__(self) -> None:
+    Args:
+        evicted: called in the writing thread with the names of files, of any namespace, that had to go for a segment.
+    """
+
+    def __init__(self, evicted: Callable[[list[str]], None]) -> None:
+        self._evicted = evicted
         self.written = self.dropped = 0  # blocks
         self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
@@ -119,14 +122,13 @@ class SegmentWriter:
         self._failing = False
         return True
 
-    @staticmethod
-    def _publish(job: Job) -> Segment:
+    def _publish(self, job: Job) -> Segment:
         geometry = job.files.geometry
         sums = tuple(checksum(key, payload) for key, payload in zip(job.keys, job.payloads, strict=True))
         header = Header(job.parent, job.first_block, b"".join(job.blocks), sums)
         name, head = encode_header(geometry, header)
         with job.files.temporary(len(head) + len(sums) * geometry.block_bytes) as file:
-            job.evicted(job.files.make_room())
+            self._evicted(job.files.make_room())
             inode = file.publish(name, [head, *job.payloads])
         return Segment(name, inode, header, geometry.block_size, len(head))
 
