@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,15 @@ def compute_paths(kernels: list[Any]) -> list[Any]:
         pytest.param({"kernels": name, **options}, id=f"{name}-{scheme}")
         for name in kernels
         for scheme, options in schemes.items()
+    ]
+
+
+def soaking(params: list[Any], is_quick: Callable[[str], bool]) -> list[Any]:
+    """``params``, of which those by whose id ``is_quick`` says no are left to ``make soak``."""
+    import pytest
+
+    return [
+        p if is_quick(p.id) else pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.soak]) for p in params
     ]
 
 
