@@ -24,7 +24,7 @@ class InteractiveFirst:
 
 
 def main() -> None:
-    report = "The committee met and discussed the budget in great detail. " * 60
+    report = "The committee met and discussed the budget in great detail. " * 24
     prompts = [f"Report {number}: {report}" for number in range(4)] + ["The capital of France is"]
     batch = [SamplingParams(temperature=0, max_tokens=8, priority=1)] * 4
     interactive = [SamplingParams(temperature=0, max_tokens=8, priority=0)]

@@ -94,6 +94,15 @@ def compute_paths(kernels: list[Any]) -> list[Any]:
     ]
 
 
+def soaking(params: list[Any], is_quick: Callable[[str], bool]) -> list[Any]:
+    """``params``, of which those by whose id ``is_quick`` says no are left to ``make soak``."""
+    import pytest
+
+    return [
+        p if is_quick(p.id) else pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.soak]) for p in params
+    ]
+
+
 def fill_with_nan(pool: KVPool) -> None:
     """Every slot as if a failed request had left it."""
     pool.data.fill_(float("nan") if pool.data.is_floating_point() else -1)  # a scale of -1s is NaN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from foreword import Engine
 from foreword.ops.cpu.native.library import available
-from support import assert_idle, assert_same_bits, cold, compute_paths, generate_recorded, random_ids
+from support import assert_idle, assert_same_bits, cold, compute_paths, generate_recorded, random_ids, soaking
 
 Options = dict[str, Any]
 TinyEngine = Callable[..., Engine]
@@ -21,10 +22,29 @@ PROMPTS = [random_ids(seed, length) for seed, length in enumerate(LENGTHS)]
 PATHS = compute_paths(["torch", *available()])
 FEWER = [path for path in PATHS if path.id not in ("torch-bfloat16", "torch-int4")]
 """Quantised weights are plain bfloat16 or float32 ones to the torch operations, which take the most time here."""
-paths = pytest.mark.parametrize("path", FEWER)
+BEST = available()[0] if available() else "torch"
 
 
-@pytest.fixture(scope="module", params=FEWER)
+def is_quick(name: str) -> bool:
+    """Every storage on the kernels that are used here; plain and quantised weights, which is KV in either type, on the
+    others. The others' other storages have their own kernels' tests, and random traffic below."""
+    return name.startswith(f"{BEST}-") or name.endswith(("-float32", "-int8"))
+
+
+SOME = soaking(FEWER, is_quick)
+paths = pytest.mark.parametrize("path", SOME)
+CHUNKED = [
+    pytest.param(path.values[0], budget, id=f"{path.id}-{budget}", marks=path.marks)
+    for path in SOME
+    for budget in [1, 2, 3, 7, 16, 61, 130, 500]
+]
+CHUNKED = soaking(
+    CHUNKED, lambda name: name.startswith(BEST) or re.search("-(7|61|130)$|-float32-1$", name) is not None
+)
+"""Every budget on the best kernels; elsewhere those that divide nothing, and one token at a time."""
+
+
+@pytest.fixture(scope="module", params=SOME)
 def reference(request: pytest.FixtureRequest, tiny: TinyEngine) -> tuple[Options, list[Any]]:
     """Options that force a way to compute; and each prompt alone, in one piece, on an empty cache."""
     engine = tiny(**request.param, max_num_batched_tokens=512)
@@ -41,7 +61,7 @@ def test_every_path_is_covered() -> None:
     assert len(FEWER) == 5 * len(available()) + 3
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 61, 130, 500])
+@pytest.mark.parametrize(("reference", "budget"), CHUNKED, indirect=["reference"], scope="module")
 def test_any_split_into_chunks(reference: tuple[Options, list[Any]], tiny: TinyEngine, budget: int) -> None:
     """Prompts cut into chunks of any size give the bits of the whole."""
     path, expected = reference
@@ -213,7 +233,6 @@ TEXTS = [
 REAL: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
 
 
-BEST = available()[0] if available() else "torch"
 REAL_PATHS = [
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int8"}, id="int8"),
     pytest.param({"kernels": BEST, "dtype": "bfloat16", "quantization": "int4"}, id="int4"),
@@ -225,7 +244,7 @@ REAL_PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", REAL_PATHS)
+@pytest.mark.parametrize("path", soaking(REAL_PATHS, lambda name: name != "int4"))
 def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: Options) -> None:
     """On the real model: whole, in chunks, batched, warm and with a copied block, the same bits."""
     engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
@@ -248,7 +267,7 @@ def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: O
     assert_same_bits(generate_recorded(chunked, TEXTS, **REAL), expected)
 
 
-@pytest.mark.parametrize("path", REAL_PATHS)
+@pytest.mark.parametrize("path", soaking(REAL_PATHS, lambda name: name not in ("int4", "bfloat16")))
 def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None:
     """On the real model in a pool that is too small: preempted and resumed, the same bits."""
     engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
@@ -261,7 +280,9 @@ def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None
     assert small.stats().preemptions > 0
 
 
-@pytest.mark.parametrize("seed", range(2 * len(FEWER)))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(i, marks=pytest.mark.soak) if i % 2 else i for i in range(2 * len(FEWER))]
+)
 def test_random_traffic_is_exact(tiny: TinyEngine, new_tiny: TinyEngine, seed: int) -> None:
     """Batches that share prefixes at random, with n and sampling, in small pools: every row as if alone and cold."""
     rng = random.Random(seed)

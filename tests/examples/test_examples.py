@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,37 @@ def program(importing: str) -> str:
     return found
 
 
+BORDER = "-- the next program --"
+RUN_EACH = f"""
+import json, sys
+for text in json.load(sys.stdin):
+    exec(compile(text, "README.md", "exec"), {{"__name__": "__main__"}})
+    print({BORDER!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """What each of the README's programs prints. They run one after the other in one fresh interpreter, as imports and
+    loading take most of the time; each starts from its own names, and the last two share theirs, as they are read."""
+    ways = {
+        "langchain_foreword": program("langchain_foreword"),
+        "llama_index.llms.foreword": program("llama_index.llms.foreword"),
+        "from foreword import Engine, SamplingParams": program("from foreword import Engine, SamplingParams"),
+        "engine.warm(": program("engine.warm("),
+        "structured={": program("structured={") + program("get_weather"),
+    }
+    command, texts, cwd = (
+        [sys.executable, "-c", RUN_EACH],
+        json.dumps(list(ways.values())),
+        tmp_path_factory.mktemp("a"),
+    )
+    done = subprocess.run(command, input=texts, cwd=cwd, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    outputs = done.stdout.split(BORDER + "\n")[:-1]
+    return dict(zip(ways, outputs, strict=True)).__getitem__
+
+
 def test_the_first_screen_shows_both_commands_and_both_programs() -> None:
     first_screen = "\n".join(README.splitlines()[:50])
     assert "make demo" in first_screen
@@ -37,8 +69,8 @@ def test_the_first_screen_shows_both_commands_and_both_programs() -> None:
         assert program(importing) in first_screen
 
 
-def test_langchain_program(tmp_path: Path) -> None:
-    out = run("-c", program("langchain_foreword"), cwd=tmp_path)
+def test_langchain_program(printed: Callable[[str], str]) -> None:
+    out = printed("langchain_foreword")
     answers = out.splitlines()
     assert "Paris" in out
     assert "Tokyo" in out
@@ -46,23 +78,23 @@ def test_langchain_program(tmp_path: Path) -> None:
     assert int(re.search(r"'cache_read': (\d+)", answers[-1]).group(1)) > 10
 
 
-def test_llama_index_program(tmp_path: Path) -> None:
-    out = run("-c", program("llama_index.llms.foreword"), cwd=tmp_path)
+def test_llama_index_program(printed: Callable[[str], str]) -> None:
+    out = printed("llama_index.llms.foreword")
     assert "330 metres" in out
     assert "Gustave Eiffel" in out
 
 
-def test_engine_program(tmp_path: Path) -> None:
-    out = run("-c", program("from foreword import Engine, SamplingParams"), cwd=tmp_path)
+def test_engine_program(printed: Callable[[str], str]) -> None:
+    out = printed("from foreword import Engine, SamplingParams")
     (cold, _), (reused, prompt) = re.findall(r"(\d+) of (\d+) prompt tokens were reused", out)
     assert "Tokyo" in out
     assert cold == "0"
     assert 0 < int(reused) < int(prompt)
 
 
-def test_cache_program(tmp_path: Path) -> None:
+def test_cache_program(printed: Callable[[str], str]) -> None:
     """What was warmed is pinned and found, and what was forked is three texts."""
-    warmed, *explained, branches = run("-c", program("engine.warm("), cwd=tmp_path).splitlines()
+    warmed, *explained, branches = printed("engine.warm(").splitlines()
     (tokens,) = {int(count) for count in re.findall(r"(?:prompt|pinned)_tokens=(\d+)", warmed)}
     assert explained[0].startswith(f"{tokens} of ")
     assert len(ast.literal_eval(branches)) == 3
@@ -130,9 +162,9 @@ def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_structured_output_and_tools_programs(tmp_path: Path) -> None:
+def test_structured_output_and_tools_programs(printed: Callable[[str], str]) -> None:
     """The second goes on with the first one's engine, and checks itself that the call was not computed again."""
-    out = run("-c", program("structured={") + program("get_weather"), cwd=tmp_path)
+    out = printed("structured={")
     described, choice, call = out.splitlines()
     assert json.loads(described).keys() == {"city", "population", "languages"}
     assert choice in ("coastal", "inland")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import queue
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from foreword import Engine, EngineClosedError, RequestFailedError
-from foreword.engine.loop import AsyncChannel
+from foreword import Engine, RequestFailedError
 from foreword.engine.request_state import RequestState
 from foreword.ops.cpu.native.library import available
 from foreword.text.assistant import AssistantParser
@@ -24,24 +18,11 @@ from foreword.text.conversation import Rendered
 from foreword.text.detokenizer import IncrementalDetokenizer
 from support import assert_idle, assert_same_bits, cold, compute_paths, fill_with_nan, generate_recorded, random_ids
 
+from .injection import InjectedError, replaced
+
 TinyEngine = Callable[..., Engine]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
 POISON = [7, 7, 7]
-
-
-class InjectedError(Exception):
-    """What the tests raise."""
-
-
-@contextmanager
-def replaced(target: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """``target.name`` is ``make(original)`` meanwhile."""
-    original = getattr(target, name)
-    setattr(target, name, make(original))
-    try:
-        yield
-    finally:
-        delattr(target, name)
 
 
 def runner(engine: Engine) -> Any:
@@ -230,75 +211,6 @@ def test_a_nan_neighbour_in_the_batch_changes_nothing(new_tiny: TinyEngine) -> N
     assert_idle(engine)
 
 
-def test_a_consumer_that_raises_loses_its_own_request_only(tiny: TinyEngine) -> None:
-    """A sink that raises, as a closed event loop's does, cancels its request; the neighbours go on."""
-    engine = tiny()
-    expected = engine.generate([1, 2, 3], **GREEDY).token_ids
-    seen: list[Any] = []
-
-    def broken(chunk: Any) -> None:
-        seen.append(chunk)
-        raise InjectedError("injected")
-
-    long = engine._client.prepare([[9, 8, 7]], None, {**GREEDY, "max_tokens": 500})
-    engine._client.submit(long, broken, stream=True)
-    assert engine.generate([1, 2, 3], **GREEDY).token_ids == expected
-    assert len(seen) == 1, "a consumer that raised is called no more"
-    assert_idle(engine)
-
-
-def test_an_event_loop_that_ended_cancels_its_requests(tiny: TinyEngine) -> None:
-    """A stream whose event loop is gone: the engine notices at the next piece and frees the blocks."""
-    engine = tiny()
-    before = engine.stats().tokens_generated
-
-    async def channel() -> AsyncChannel:
-        return AsyncChannel()
-
-    lost = asyncio.run(channel())
-    engine._client.submit(engine._client.prepare([[1, 2]], None, {**GREEDY, "max_tokens": None}), lost.put, stream=True)
-    while (stats := engine.stats()).running + stats.waiting:
-        pass
-    assert stats.tokens_generated - before == 1
-    assert_idle(engine)
-
-
-def test_the_death_of_the_engine_thread_leaves_nobody_waiting(new_tiny: TinyEngine) -> None:
-    """A bug in the scheduler itself: all callers get an error with the cause, later ones EngineClosedError."""
-    engine = new_tiny(max_num_seqs=2)
-    errors: list[BaseException] = []
-
-    def call(seed: int) -> None:
-        try:
-            engine.generate(random_ids(seed, 4), max_tokens=None, ignore_eos=True)
-        except Exception as error:
-            errors.append(error)
-
-    stream = engine.stream([1], max_tokens=None, ignore_eos=True)
-    next(stream)
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(5)]
-    for thread in threads:
-        thread.start()
-
-    def die(*_: Any) -> None:
-        raise InjectedError("injected")
-
-    engine._loop.core.scheduler.schedule = die  # type: ignore[method-assign]
-    with pytest.raises(RequestFailedError) as caught:
-        list(stream)
-    assert isinstance(caught.value.__cause__, InjectedError)
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len(errors) == 5
-    assert all(isinstance(error, (RequestFailedError, EngineClosedError)) for error in errors)
-    with pytest.raises(EngineClosedError):
-        engine.generate([1])
-    with pytest.raises(EngineClosedError):
-        engine.stats()
-    engine.close()
-
-
 def test_a_policy_that_raises_ends_nobodys_request(new_tiny: TinyEngine, caplog: Any) -> None:
     """A user's policy with a bug is logged, and the requests run in order of arrival: nobody's request ends by it."""
 
@@ -311,99 +223,6 @@ def test_a_policy_that_raises_ends_nobodys_request(new_tiny: TinyEngine, caplog:
     assert [output.finish_reason for output in outputs] == ["length", "length"]
     assert any("a bug in the policy" in str(record.exc_info) for record in caplog.records)
     assert engine.generate([3], max_tokens=1).finish_reason == "length"
-
-
-def test_a_forgotten_engine_ends_its_thread(tiny_dir: Any) -> None:
-    """An engine that nobody refers to is collected, and its thread ends."""
-    from support import tiny_options
-
-    engine = Engine(str(tiny_dir), **tiny_options())
-    engine.generate([1], max_tokens=2)
-    list(engine.stream([1], max_tokens=2))
-    thread, gone = engine._loop._thread, weakref.ref(engine)
-    del engine
-    gc.collect()
-    assert gone() is None
-    thread.join(timeout=30)
-    assert not thread.is_alive()
-
-
-def test_close_frees_weights_and_pool(tiny_dir: Any) -> None:
-    """After ``close`` nothing keeps the weights and the KV pool, even while somebody holds the engine."""
-    from support import tiny_options
-
-    engine = Engine(str(tiny_dir), **tiny_options())
-    output = engine.generate([1, 2, 3], max_tokens=2)
-    runner = weakref.ref(engine._loop.core.runner)
-    engine.close()
-    gc.collect()
-    assert runner() is None
-    assert engine.closed
-    assert output.token_ids
-
-
-def test_a_consumer_that_raises_when_its_completions_are_cancelled(new_tiny: TinyEngine) -> None:
-    """The first completion's end ends the second one; none ends twice, and the report counts one request."""
-    engine, ended = new_tiny(), threading.Event()
-    finished: list[Any] = []
-
-    def put(chunk: Any) -> None:
-        if chunk.finish_reason is not None:
-            ended.set()
-            raise InjectedError("injected into a consumer")
-
-    core = engine._loop.core
-    with replaced(
-        core.scheduler, "finish", lambda original: lambda *a, **k: (finished.append(a[0]), original(*a, **k))
-    ):
-        batch = engine._client.prepare([random_ids(1, 20)], None, {**GREEDY, "max_tokens": 500, "n": 2})
-        [request] = engine._client.submit(batch, put, stream=True)
-        while engine.stats().running < 2:
-            pass
-        engine._loop.call(lambda: core.cancel([request.request_id]))
-    assert ended.is_set()
-    assert len(finished) == len(set(map(id, finished))) == 2
-    assert engine.cache_report().requests == 1
-    assert_idle(engine)
-
-
-def test_a_consumer_that_leaves_is_no_error(tiny: TinyEngine, caplog: Any) -> None:
-    """Cancelling a task whose event loop ends at once is ordinary: nothing is logged, the blocks are back."""
-    engine = tiny()
-
-    async def leave() -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(engine.agenerate([1, 2], **{**GREEDY, "max_tokens": None}), 0.05)
-
-    asyncio.run(leave())
-    assert_idle(engine)
-    assert not caplog.records
-
-
-def test_an_action_that_raises_leaves_nobody_waiting(new_tiny: TinyEngine) -> None:
-    """A bug in one posted action ends the engine; what was posted behind it gets its answer."""
-    engine = new_tiny()
-    hold = threading.Event()
-    engine._loop.post(hold.wait)
-    engine._loop.post(lambda: 1 // 0)
-    answers: list[Any] = []
-
-    def ask() -> None:
-        try:
-            answers.append(engine.generate([1], max_tokens=1))
-        except (EngineClosedError, RequestFailedError) as error:
-            answers.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    hold.set()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert len(answers) == 3
-    assert engine.closed
-    with pytest.raises(EngineClosedError, match="ZeroDivisionError"):
-        engine.generate([1])
 
 
 def test_a_token_without_text_is_not_in_the_output(tiny: TinyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,18 +298,3 @@ def test_a_call_nested_beyond_reading_comes_back(new_tiny: TinyEngine) -> None:
         output.message.tool_calls[0].parse()
     assert output.finish_reason == "length"
     assert_idle(engine)
-
-
-def test_consumers_whose_event_loop_is_closed_are_no_error(tiny: TinyEngine, caplog: Any) -> None:
-    """A loop that was closed between the cancelling and the next piece: a consumer that left, which is ordinary."""
-    engine = tiny()
-
-    async def channel() -> AsyncChannel:
-        return AsyncChannel()
-
-    lost = asyncio.run(channel())
-    engine._client.submit(engine._client.prepare([[1, 2]], None, {**GREEDY, "max_tokens": None}), lost.put, stream=True)
-    while (stats := engine.stats()).running + stats.waiting:
-        pass
-    assert_idle(engine)
-    assert not caplog.records

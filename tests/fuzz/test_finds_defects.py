@@ -13,7 +13,7 @@ import torch
 from foreword.kv.disk import files
 from foreword.kv.store import DiskStore
 
-from . import disk, driver, life, operations
+from . import disk, driver, life, operations, options
 from .driver import Failure, World, fuzz, make_plan, shrink
 from .life import stores
 
@@ -31,9 +31,8 @@ def whole_world(tiny_dir: Path) -> Iterator[World]:
 
 @pytest.fixture
 def world(whole_world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Engines compute when operations say so: a defect is found at the same place every time. Hangs end soon."""
+    """Engines compute when operations say so: a defect is found at the same place every time."""
     monkeypatch.setattr(driver, "MODES", ("stepped",))
-    monkeypatch.setattr(life, "PATIENCE_S", 1.0)
     yield whole_world
     whole_world.spoil = lambda _: None
 
@@ -50,8 +49,10 @@ def no_copies(_: Any, core: Any) -> None:
     core.scheduler.cache.take_copies = lambda: []
 
 
-def test_a_lost_release(world: World) -> None:
-    """A sequence that failed forgets to give its blocks back."""
+def test_a_lost_release(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence that failed forgets to give its blocks back. Where that leaves a request waiting, it is soon given up;
+    elsewhere patience stays long, as on a loaded machine a request that is well may wait for seconds."""
+    monkeypatch.setattr(life, "PATIENCE_S", 1.0)
 
     def spoil(_: Any, core: Any) -> None:
         core.scheduler.cache.discard = lambda held: held.blocks.clear()
@@ -265,8 +266,11 @@ def spoil_store(name: str, make: Callable[[Any, Any], Any]) -> Callable[[Any, An
 
 @pytest.fixture
 def disk_world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Every epoch keeps its KV on a disk without faults."""
+    """Every epoch keeps its KV on a disk without faults, large enough and often asked: no tier is before it, and the
+    pool holds little."""
     monkeypatch.setattr(driver, "DIRECTORIES", ("own",))
+    for name, values in {"kv_tokens": (48, 64, 96), "swap_tokens": (0,), "disk_blocks": (60, 400)}.items():
+        monkeypatch.setitem(options.OPTIONS, name, values)
     return world
 
 
@@ -311,8 +315,7 @@ def test_a_part_filled_block_with_a_slot_too_few(disk_world: World) -> None:
     def make(_: Any, original: Any) -> Any:
         return lambda block, num_tokens: original(block, num_tokens - 1)
 
-    reason = find(disk_world, spoil_store("_read_part", make)).reason
-    assert "alone" in reason or "hangs" in reason
+    assert "alone" in find(disk_world, spoil_store("_read_part", make)).reason
 
 
 def test_blocks_saved_before_they_are_copied(disk_world: World) -> None:

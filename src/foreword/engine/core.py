@@ -80,11 +80,14 @@ class EngineCore:
             self._end(state, "cancelled", EngineClosedError(f"the engine was closed before {request_id} had ended"))
 
     def abandon(self, error: BaseException) -> None:
-        """The engine itself failed: every live request ends with that error. Scheduler and cache are not touched."""
-        for state in list(self._requests.values()):
-            for completion in state.live:
-                completion.sequence = None
-            self._end(state, "error", _failure(state, error))
+        """The engine itself failed: every live request ends with that error, told in a way that trusts nothing here.
+        Scheduler and cache are not touched. Raises nothing."""
+        for state in self._requests.values():
+            try:
+                state.fail(_failure(state, error))
+            except BaseException:  # one consumer's; the others must hear of it
+                logger.exception("the consumer of request %s raised", state.request.request_id)
+        self._requests.clear()
 
     def close(self) -> None:
         """Called last: write out what waits to be written."""

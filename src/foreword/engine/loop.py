@@ -121,11 +121,16 @@ class EngineLoop:
             while self._take_actions():
                 if self.core.has_work:
                     self.core.step()
-        except BaseException as error:  # a bug of ours: nobody may be left waiting
-            logger.exception("the engine thread failed")
-            self._failure = error
+        except BaseException as error:
+            self._fail(error)
         finally:
             self._shut_down()
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug of ours. The first one is what everybody is told."""
+        logger.error("the engine thread failed", exc_info=error)
+        if self._failure is None:
+            self._failure = error
 
     def _take_actions(self) -> bool:
         """Wait for something to do and run what was posted. False once the engine is closing."""
@@ -133,27 +138,29 @@ class EngineLoop:
             while not (self._inbox or self._closing or self.core.has_work):
                 self._wake.wait()
             closing = self._closing
-        self._run_actions()
-        return not closing
-
-    def _run_actions(self) -> None:
         for _ in range(len(self._inbox)):  # what is posted meanwhile has its turn after the next step
             self._inbox.popleft()()
             self.core.stalled = False
+        return not closing
 
     def _shut_down(self) -> None:
-        """Let nobody wait: run what was posted, end what is live."""
+        """Let nobody wait, whatever fails on the way: run what was posted, end what is live."""
         with self._wake:
             self._closing = True
+        while self._inbox:
+            self._attempt(self._inbox.popleft())
+        if self._failure is None:
+            self._attempt(self.core.cancel_all)
+        if self._failure is not None:
+            self.core.abandon(self._failure)
+        self._attempt(self.core.close)
+        self._core = None  # weights and KV pool go with it, whoever still holds the engine
+
+    def _attempt(self, action: Callable[[], Any]) -> None:
         try:
-            self._run_actions()
-        finally:
-            if self._failure is not None:
-                self.core.abandon(self._failure)
-            else:
-                self.core.cancel_all()
-            self.core.close()
-            self._core = None  # weights and KV pool go with it, whoever still holds the engine
+            action()
+        except BaseException as error:
+            self._fail(error)
 
 
 class SyncChannel:
