@@ -95,6 +95,14 @@ def test_it_survives_a_restart(new_tiny: NewEngine, tmp_path: Path) -> None:
     assert_idle(engine)
 
 
+def test_salts_keep_apart_there(new_tiny: NewEngine, tmp_path: Path) -> None:
+    for salts, cached in ((("a", "b", None, "a"), (0, 0, 0, len(LONG) - 1)), (("a", "c"), (len(LONG) - 1, 0))):
+        engine = new_tiny(**tier(blocks=200, cache_dir=str(tmp_path)))  # the second engine has it from the disk
+        found = [engine.generate(LONG, cache_salt=salt, **OPTIONS).usage.cached_tokens for salt in salts]
+        assert tuple(found) == cached
+        engine.close()
+
+
 def test_pins_hold_there(new_tiny: NewEngine) -> None:
     engine = new_tiny(**tier(max_pinned_memory="1MiB"))
     assert engine.warm(LONG[:320], pin=True).pinned_tokens == 320

@@ -251,3 +251,26 @@ def test_a_second_process_answers_with_the_first_ones_prefix(tmp_path: Path) -> 
     (length, reused, *cold), (_, warm_reused, *warm) = runs
     assert (reused, warm_reused) == (0, length - 1)
     assert warm == cold
+
+
+EXIT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from foreword import Engine
+from support import random_ids, tiny_options
+engine = Engine(sys.argv[2], **tiny_options(), cache_dir=sys.argv[3])
+print(engine.explain(random_ids(5, 77)).matched_tokens)
+stream = engine.stream(random_ids(5, 77), max_tokens=1000, ignore_eos=True)
+next(iter(stream))
+"""
+
+
+def test_a_program_that_ends_in_the_middle_keeps_its_prompt(tiny_dir: Path, tmp_path: Path) -> None:
+    """Without ``close``, and while it generates."""
+    found = []
+    for _ in range(2):
+        arguments = [str(Path(__file__).parent.parent), str(tiny_dir), str(tmp_path)]
+        done = subprocess.run([sys.executable, "-c", EXIT, *arguments], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        found.append(int(done.stdout))
+    assert found == [0, 77]

@@ -289,7 +289,11 @@ class TieredCache(KVCacheManager):
 
     def _start(self, namespace: bytes, tokens: list[int], run: Callable[[], int], land: Callable[[int], None]) -> None:
         assert self._executor is not None
-        future = self._executor.submit(run)
+        try:
+            future = self._executor.submit(run)
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            future = Future()
+            future.set_result(run())
         self._flights.append(_Flight(namespace, tokens, future, land))
         future.add_done_callback(lambda _: self.on_done())
 
