@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from foreword import Engine, EngineStats
     from foreword.kv.pool import KVPool
+    from foreword.kv.tiers import Lanes
 
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
@@ -132,6 +134,13 @@ class Inline(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def inline_lanes() -> Lanes:
+    """Copies are done when they are asked for."""
+    from foreword.kv.tiers import Lanes
+
+    return Lanes(Inline(), Inline(), threading.Event())
 
 
 def random_ids(seed: int, count: int) -> list[int]:

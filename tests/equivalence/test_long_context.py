@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foreword import Engine, PromptTooLongError
-from foreword.kv.host import HostStore
+from foreword.kv.host import CacheStore
 from support import (
     assert_idle,
     assert_same_bits,
@@ -73,9 +73,9 @@ def test_forks_and_preemption_there(new_tiny: NewEngine) -> None:
 def test_a_beginning_in_the_pool_serves_there_too(new_tiny: NewEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = new_tiny(**tier())
     with monkeypatch.context() as patch:
-        patch.setattr(HostStore, "save", lambda *_: None)  # so that the pool alone has it
+        patch.setattr(CacheStore, "save", lambda *_: None)  # so that the pool alone has it
         engine.generate(LONG[:150], **OPTIONS)
-    assert engine.generate(LONG, **OPTIONS).usage.cached_tokens == 150 // 16 * 16
+    assert engine.generate(LONG, **OPTIONS).usage.cached_tokens == 150
 
 
 def test_a_beginning_there_serves_in_the_pool(new_tiny: NewEngine) -> None:

@@ -215,7 +215,7 @@ def test_an_explanation_agrees_with_what_was_restored(reopened: NewEngine, monke
     """The disk gives less than it showed, because a file has just gone."""
     reopened().generate(PROMPT, **OPTIONS)
     engine = reopened()
-    monkeypatch.setattr(DiskStore, "load", lambda *_: Transfer(lambda: 0, lambda: None))
+    monkeypatch.setattr(DiskStore, "load", lambda *_: Transfer(lambda _: 0, lambda: None))
     output = engine.generate(PROMPT, **OPTIONS)
     assert output.usage.cached_tokens == 0
     assert output.prefix is not None

@@ -15,7 +15,7 @@ from foreword import Engine, EngineClosedError, EngineStats, PromptTooLongError,
 from foreword.core.outputs import OutputChunk
 from foreword.engine.core import EngineCore
 from foreword.text.conversation import ChatOptions
-from support import Inline
+from support import inline_lanes
 
 from .cases import UNSEEDED, Case
 from .chats import Turn
@@ -248,7 +248,7 @@ class Life:
     def _keep_at_once(self) -> None:
         """Tiers are never behind, so that they hold the same the next time."""
         for home in self.engine._loop.core.scheduler.homes:
-            home._executor = Inline()
+            home._lanes = inline_lanes()
         for store in stores(self.engine._loop.core):
             wrap(store, "save", functools.partial(_flushed, store))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ import pytest
 from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
 from foreword.kv.eviction import POLICIES as EVICTION
-from foreword.kv.host import HostStore
-from foreword.kv.tiers import TieredCache
+from foreword.kv.host import CacheStore
+from foreword.kv.tiers import Lanes, TieredCache
 from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.policy import POLICIES, Candidate, LongestPrefixMatch, ShortestPrefillFirst, create_policy
 from foreword.scheduling.scheduler import Scheduler
@@ -184,11 +185,13 @@ def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
     kept: dict[str, Any] = {"policy": rng.choice(list(EVICTION.values()))}
     kept["enable_prefix_caching"] = options.pop("caching", rng.random() < 0.85)
     content: dict[tuple[int, int], tuple[int, ...]] = {}
-    host = None
+    lanes = Lanes(Copying(rng), Copying(rng), threading.Event())
+    cache, host = TieredCache(blocks, size, max_pinned_blocks=blocks, lanes=lanes, **kept), None
     if host_blocks := options.pop("host_blocks", 0):
-        host = TieredCache(host_blocks, size, first_block=blocks, max_pinned_blocks=host_blocks, **kept)
-        kept |= {"stores": [HostStore(Pool(content, size), host)], "executor": Copying(rng)}  # type: ignore[arg-type]
-    cache = TieredCache(blocks, size, max_pinned_blocks=blocks, **kept)
+        host = TieredCache(host_blocks, size, first_block=blocks, max_pinned_blocks=host_blocks, lanes=lanes, **kept)
+        pool: Any = Pool(content, size)
+        cache.put_on(CacheStore(pool, host, takes=True))
+        host.put_on(CacheStore(pool, cache, takes=False))
     options.setdefault("max_num_seqs", rng.randint(1, 6))
     options.setdefault("max_num_batched_tokens", rng.randint(1, 24))
     options.setdefault("chunked_prefill", rng.random() < 0.7)
@@ -229,7 +232,8 @@ def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
         assert sequence.token_ids == prompt + generated
         if sequence not in aborted:
             assert len(generated) == sequence.request.max_tokens
-    scheduler.settle()
+    for home in scheduler.homes:
+        home.settle()
     for home in scheduler.homes:
         home.finish_copies()
         assert home.allocator.num_held == 0

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -20,11 +19,11 @@ from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
 from foreword.kv.eviction import EvictionPolicy
 from foreword.kv.eviction import create_policy as create_eviction_policy
-from foreword.kv.host import HostStore
+from foreword.kv.host import CacheStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.kv.store import DiskStore
-from foreword.kv.tiers import BlockStore, TieredCache
+from foreword.kv.tiers import BlockStore, Lanes, TieredCache
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
@@ -201,8 +200,8 @@ def _pool(config: EngineConfig, geometry: KVGeometry, num_blocks: int, device: s
     try:
         return KVPool(geometry, num_blocks, config.block_size, device)
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        beside = f" beside swap_space={config.swap_space}" if config.swap_space else ""
-        reject("kv_cache_memory", config.kv_cache_memory, f"the system does not hand out so much{beside} ({error})")
+        larger = "swap_space" if _host_blocks(config, geometry) > num_blocks // 2 else "kv_cache_memory"
+        reject(larger, getattr(config, larger), f"the system does not hand out so much memory ({error})")
 
 
 def _host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
@@ -216,27 +215,29 @@ def _caches(
     """What keeps the books of the pool's ``num_blocks``, and of the host tier if there is one."""
     pinned, size = config.max_pinned_memory, config.block_size
     assert not isinstance(pinned, str)  # the configuration has parsed it
-    below: list[BlockStore] = []  # the tiers, the quickest first
-    cache = functools.partial(
+    create = functools.partial(
         TieredCache,
         block_size=size,
         policy=policy,
         enable_prefix_caching=config.enable_prefix_caching,
         max_pinned_blocks=None if pinned is None else pinned // (pool.geometry.bytes_per_token * size),
-        executor=ThreadPoolExecutor(1, "foreword-tiers", functools.partial(use_torch_threads, 1)),
+        lanes=Lanes.create(functools.partial(use_torch_threads, 1)),
     )
+    trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
+    cache, host = create(num_blocks, trace=trace), None
+    disk: list[BlockStore] = []
     if config.cache_dir is not None:
         assert isinstance(config.max_disk_cache, int)
         try:
-            below.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
+            disk.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
         except ValueError as error:
             reject("max_disk_cache", config.max_disk_cache, str(error))
-    host = None
+    cache.put_on(*disk)
     if in_host := _host_blocks(config, pool.geometry):
-        host = cache(in_host, first_block=num_blocks, stores=below)
-        below = [HostStore(pool, host), *below]
-    trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
-    return cache(num_blocks, trace=trace, stores=below), host
+        host = create(in_host, first_block=num_blocks)
+        host.put_on(CacheStore(pool, cache, takes=False), *disk)
+        cache.put_on(CacheStore(pool, host, takes=True), *disk)
+    return cache, host
 
 
 def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:

@@ -200,6 +200,8 @@ class EngineClient:
             core = self._loop.core
             return core.scheduler.cache.explain(namespace, ids), core.prefill_speed
 
+        for cache in self._loop.call(lambda: self._loop.core.scheduler.homes):
+            cache.open_now(namespace)
         evidence, speed = self._loop.call(look)
         return explain(ids, prepared.chat, evidence, self.tokenizer, speed)
 

@@ -11,7 +11,6 @@ from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.report import Explanations
 from foreword.engine.request_state import Completion, ConsumerError, ConsumerLeftError, RequestState
 from foreword.kv.pins import Pinned, PinsFullError
-from foreword.kv.tiers import TieredCache
 from foreword.runtime.runner import ModelRunner, Sample
 from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.scheduler import Scheduler
@@ -91,13 +90,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Called last: write out what waits to be written."""
-        self.scheduler.settle()
-        self.scheduler.cache.close()
-
-    def settle(self) -> list[TieredCache]:
-        """The caches, when nothing is on its way between them and their tiers any more."""
-        self.scheduler.settle()
-        return self.scheduler.homes
+        for home in self.scheduler.homes:
+            home.close()
 
     def step(self) -> None:
         """One forward pass and everything that follows from it. A failure ends the requests of this step only."""
@@ -125,7 +119,7 @@ class EngineCore:
         Raises:
             ValueError: the cap does not allow it; the message says in bytes how much it lacks.
         """
-        cache, pool = self.scheduler.home_of(len(token_ids)), self.runner.pool
+        cache, pool = self.scheduler.holder_of(namespace, token_ids), self.runner.pool
         try:
             return cache.pin(namespace, token_ids, now_s=time.monotonic(), ttl_s=ttl_s, renewed=renewed)
         except PinsFullError as error:
@@ -139,11 +133,13 @@ class EngineCore:
     def unpin(self, namespace: bytes, token_ids: list[int]) -> bool:
         """Take one pin of exactly ``token_ids`` back; False if there is none."""
         self.scheduler.expire_pins(time.monotonic())
-        return self.scheduler.home_of(len(token_ids)).unpin(namespace, token_ids)
+        return any(home.unpin(namespace, token_ids) for home in self.scheduler.homes)
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that no sequence uses and no pin holds. Returns how many."""
         self.scheduler.expire_pins(time.monotonic())
+        for home in self.scheduler.homes:
+            home.forget_flights()
         return self.scheduler.cache.reset()
 
     def stats(self) -> EngineStats:

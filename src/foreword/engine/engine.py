@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import weakref
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -306,7 +307,10 @@ class Engine(Steering):
 
     def save(self) -> None:
         """Wait until what was computed is in ``cache_dir``; :meth:`close` does it too."""
-        for cache in self._loop.call(lambda: self._loop.core.settle()):
+        caches = self._loop.call(lambda: self._loop.core.scheduler.homes)
+        concurrent.futures.wait(self._loop.call(lambda: [each for cache in caches for each in cache.under_way]))
+        self._loop.call(lambda: self._loop.core.scheduler.poll())
+        for cache in caches:
             cache.flush()
 
     def check_integrity(self) -> None:

@@ -105,7 +105,12 @@ class EngineLoop:
             self._join()
 
     def _join(self) -> None:
-        """Wait for the thread through Ctrl-C too: an interpreter that exits under a running step aborts."""
+        """Wait for the thread through Ctrl-C too: an interpreter that exits under a running step aborts.
+
+        Not on a thread that it waits for itself, where the garbage collector may have found the engine.
+        """
+        if threading.current_thread().name.startswith("foreword-"):
+            return
         interrupt: KeyboardInterrupt | None = None
         while self._thread.is_alive():
             try:

@@ -78,18 +78,11 @@ class KVCacheManager:
 
     def explain(self, namespace: bytes, tokens: list[int]) -> Evidence:
         """Where the match of ``tokens`` ends, and what may tell why. Changes nothing."""
-        tree = self._trees.get(namespace)
-        stop = Stop(0, []) if tree is None else find_stop(tree, tokens, _SHOWN)
-        stored = self.stored(namespace, tokens, stop.num_tokens) if stop.num_tokens < len(tokens) else 0
-        if stored > stop.num_tokens:
-            stop = Stop(stored, [])
-        if stop.num_tokens == len(tokens):
-            return Evidence(stop, [], None)
-        return Evidence(stop, *self.log.around(namespace, tokens))
+        return Evidence(self.find_stop(namespace, tokens, _SHOWN), *self.log.around(namespace, tokens))
 
-    def stored(self, namespace: bytes, tokens: list[int], cached: int) -> int:  # noqa: ARG002 - of caches with tiers
-        """How many of the first ``tokens`` can be had without computing them, ``cached`` of which are in the pool."""
-        return cached
+    def find_stop(self, namespace: bytes, tokens: list[int], count: int) -> Stop:
+        """Where the longest cached prefix of ``tokens`` ends, and up to ``count`` tokens that are cached behind it."""
+        return find_stop(self._trees.get(namespace, self._nothing), tokens, count)
 
     def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
         """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""

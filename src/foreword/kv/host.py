@@ -1,13 +1,15 @@
-"""The host tier: blocks in main memory below the pool, for what the pool has no room for.
+"""A cache as another one's tier: the host tier below the pool, and the pool beside the host tier.
 
-It is a cache of the same kind as the pool and kept by the same bookkeeping, so matches end at any token there too, and
-what goes first is decided by the same policy. It is inclusive: a sequence that lets go of its blocks leaves a copy, and
-a preempted one is copied back instead of computed again. A sequence longer than the whole pool lives in the tier
-altogether: attention reads any block where it lies.
+The host tier holds, in main memory, what the pool has no room for. It is a cache of the same kind as the pool and kept
+by the same bookkeeping, so matches end at any token there too, and what goes first is decided by the same policy. It is
+inclusive: a sequence that lets go of its blocks leaves a copy, and a preempted one is copied back instead of computed
+again. A sequence longer than the whole pool lives in the tier altogether, where attention reads its blocks as they lie;
+what the pool has of it is copied from there.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from foreword.kv.cache import KVCacheManager
@@ -15,37 +17,53 @@ from foreword.kv.pool import KVPool
 from foreword.kv.tiers import Transfer
 
 
-class HostStore:
-    """Copies blocks between the pool and the tier.
+class CacheStore:
+    """Another cache as a tier; see :class:`foreword.kv.tiers.BlockStore`.
 
     Args:
         pool: the blocks of both.
         cache: what the tier holds.
+        takes: whether it is given what its user lets go of.
     """
 
-    def __init__(self, pool: KVPool, cache: KVCacheManager) -> None:
+    def __init__(self, pool: KVPool, cache: KVCacheManager, *, takes: bool) -> None:
         self._pool = pool
         self._cache = cache
+        self._takes = takes
+
+    def is_open(self, namespace: bytes) -> bool:  # noqa: ARG002
+        """It knows what it holds."""
+        return True
+
+    def open(self, namespace: bytes) -> None:
+        """It is."""
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """See :class:`foreword.kv.tiers.BlockStore`."""
+        """How many of ``tokens[start:limit]`` it has."""
         return max(0, self._cache.lookup(namespace, tokens, limit).num_tokens - start)
 
+    def behind(self, namespace: bytes, tokens: list[int], count: int) -> list[int]:
+        """Up to ``count`` tokens behind ``tokens``."""
+        stop = KVCacheManager.find_stop(self._cache, namespace, tokens, count)
+        return stop.instead if stop.num_tokens == len(tokens) else []
+
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
-        """See :class:`foreword.kv.tiers.BlockStore`."""
+        """Copy what it has of ``tokens[start:limit]`` to ``blocks``."""
         match = self._cache.lookup(namespace, tokens, limit)
         sources = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
         self._cache.touch(match)
         self._cache.allocator.share(sources)  # a transfer uses blocks like a sequence
 
-        def run() -> int:
+        def run(_: threading.Event) -> int:
             self._copy(sources[start // self._pool.block_size :], blocks)
             return match.num_tokens - start
 
         return Transfer(run, lambda: self._cache.allocator.release(sources))
 
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer | None:
-        """See :class:`foreword.kv.tiers.BlockStore`. What is longer than the room in the tier is left out."""
+        """Take a copy of ``blocks``. What is longer than the room in the tier is left out."""
+        if not self._takes:
+            return None
         match = self._cache.lookup(namespace, tokens, len(tokens))
         if match.num_tokens == len(tokens):
             self._cache.touch(match)
@@ -56,7 +74,7 @@ class HostStore:
         held, copied = self._cache.allocate(namespace, match, len(tokens)), False
         first = len(match.blocks)
 
-        def run() -> int:
+        def run(_: threading.Event) -> int:
             nonlocal copied
             self._copy(blocks[first:], held.blocks[first:])
             copied = True
@@ -76,7 +94,8 @@ class HostStore:
 
     def reset(self) -> None:
         """Forget everything."""
-        self._cache.reset()
+        if self._takes:
+            KVCacheManager.reset(self._cache)
 
     def flush(self) -> None:
         """Nothing of it survives the process."""

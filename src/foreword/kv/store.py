@@ -19,7 +19,7 @@ from foreword.ops.protocol import SlotCopy
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAX_OPEN = 32
+_MAX_OPEN = 256
 """Namespaces whose tier is open at a time; tenants come and go, and each has an index in memory."""
 
 
@@ -53,19 +53,31 @@ class DiskStore:
         self._writer = SegmentWriter(self._forget)
         self._tiers: OrderedDict[bytes, DiskTier] = OrderedDict()
         self._lock = threading.Lock()  # for the tiers: it is peeked into while copies run
-        self._tier(bytes(32))  # an impossible size is refused now, and what dead processes left is cleaned up
+        DiskTier(directory, bytes(32), self._block_bytes, pool.block_size, max_bytes)  # refuses sizes, cleans up
+
+    def is_open(self, namespace: bytes) -> bool:
+        """Whether a namespace's files are known; finding them out reads each one's head."""
+        return namespace in self._tiers
+
+    def open(self, namespace: bytes) -> None:
+        """Find them out."""
+        self._tier(namespace)
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
         """See :class:`foreword.kv.tiers.BlockStore`."""
         return sum(ref.num_tokens for ref in self._tier(namespace).lookup(tokens, start, limit))
 
+    def behind(self, namespace: bytes, tokens: list[int], count: int) -> list[int]:
+        """See :class:`foreword.kv.tiers.BlockStore`."""
+        return self._tier(namespace).behind(tokens, count)
+
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
         """See :class:`foreword.kv.tiers.BlockStore`."""
 
-        def run() -> int:
+        def run(stop: threading.Event) -> int:
             tier, num_tokens = self._tier(namespace), 0
             for ref, block in zip(tier.lookup(tokens, start, limit), blocks, strict=False):
-                if not self._load(tier, ref, block):
+                if stop.is_set() or not self._load(tier, ref, block):
                     break
                 num_tokens += ref.num_tokens
             return num_tokens
@@ -75,7 +87,7 @@ class DiskStore:
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer:
         """See :class:`foreword.kv.tiers.BlockStore`. Copied when that has landed, on disk after :meth:`flush`."""
 
-        def run() -> int:
+        def run(_: threading.Event) -> int:
             tier, size = self._tier(namespace), self._pool.block_size
             covered = tier.covered(tokens)
             for start in range(covered // size * size, len(tokens), _BATCH * size) if covered < len(tokens) else ():

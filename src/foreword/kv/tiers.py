@@ -7,14 +7,16 @@ holds its blocks from the moment it begins until it has landed there, like a seq
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from foreword.core.common_prefix import common_prefix_length
 from foreword.kv.cache import KVCacheManager
+from foreword.kv.explain import Stop
 from foreword.kv.table import BlockTable
 from foreword.kv.tree import PrefixMatch
 
@@ -32,19 +34,28 @@ class Transfer(NamedTuple):
     """Blocks to be copied.
 
     Attributes:
-        run: copies, on any thread; how many tokens.
+        run: copies, on any thread, and stops early once the event is set; how many tokens.
         land: called once on the engine thread when that is over, whatever came of it.
     """
 
-    run: Callable[[], int]
+    run: Callable[[threading.Event], int]
     land: Callable[[], None]
 
 
 class BlockStore(Protocol):
     """A tier: where blocks are kept besides the pool. Its methods are called on the engine thread and copy nothing."""
 
+    def is_open(self, namespace: bytes) -> bool:
+        """Whether what there is of a namespace is known, so that :meth:`peek` answers at once."""
+
+    def open(self, namespace: bytes) -> None:
+        """See to it; callable from any thread."""
+
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
         """How many of ``tokens[start:limit]`` are stored in a row from ``start``, a block border, on."""
+
+    def behind(self, namespace: bytes, tokens: list[int], count: int) -> list[int]:
+        """Up to ``count`` tokens that are stored behind ``tokens``."""
 
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
         """Fill ``blocks`` with the stored KV of ``tokens[start:limit]``, as far as it is there when it runs."""
@@ -91,9 +102,9 @@ class _Tier:
         """How many of ``tokens[start:]`` it has."""
         return self.ask(lambda store: store.peek(namespace, tokens, start, len(tokens))) or 0
 
-    def run(self, transfer: Transfer) -> int:
+    def run(self, transfer: Transfer, stop: threading.Event) -> int:
         """Carry out a transfer of its; how many tokens were copied."""
-        return self.ask(lambda _: transfer.run()) or 0
+        return self.ask(lambda _: transfer.run(stop)) or 0
 
     def is_worth(self, prefill_speed: float | None) -> bool:
         """Whether tokens had better come from here than be computed. A tier may take twice as long: others compute
@@ -118,72 +129,121 @@ class _Load(NamedTuple):
     end: int
 
 
-class _Flight(NamedTuple):
-    """A transfer under way; ``tokens`` are empty unless it brings them."""
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Blocks on their way.
 
-    namespace: bytes
-    tokens: list[int]
+    Attributes:
+        land: keeps the books of it, on the engine thread.
+        namespace, tokens: what it brings up; no tokens, if nothing.
+        frees: it lets go of blocks when it lands.
+        forgotten: what it brings is not wanted any more.
+        landed: it is over, and a lookup finds what it brought.
+    """
+
     future: Future[int]
     land: Callable[[int], None]
+    namespace: bytes = b""
+    tokens: list[int] = field(default_factory=list)
+    frees: bool = False
+    forgotten: bool = False
+    landed: bool = False
+
+
+class Lanes(NamedTuple):
+    """Where copies run, each kind one after another: what goes down takes little time and frees blocks, what comes up
+    takes as long as the slowest tier. ``closing`` ends what comes up early."""
+
+    up: Executor
+    down: Executor
+    closing: threading.Event
+
+    @classmethod
+    def create(cls, initializer: Callable[[], None] | None = None) -> Lanes:
+        """Two threads, which start when they are needed and call ``initializer`` first."""
+        up, down = (ThreadPoolExecutor(1, f"foreword-tiers-{way}", initializer) for way in ("up", "down"))
+        return cls(up, down, threading.Event())
+
+    def close(self) -> None:
+        """Wait for what was handed in."""
+        self.up.shutdown()
+        self.down.shutdown()
 
 
 class TieredCache(KVCacheManager):
     """A cache with tiers below it, or with none.
 
     Args:
-        stores: the tiers, the quickest first; the others are asked for what it does not have.
-        executor: where copies run, one after another; not needed without a tier.
+        lanes: shared with others that have the same tiers; None creates them.
         options: of :class:`foreword.kv.cache.KVCacheManager`.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        stores: Sequence[BlockStore] = (),
-        executor: Executor | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, lanes: Lanes | None = None, **options: Any) -> None:
         super().__init__(num_blocks, block_size, **options)
         self.restored_tokens = 0
         self.on_done: Callable[[], None] = lambda: None  # called, on any thread, when something is ready to land
-        self._tiers = [_Tier(store) for store in stores]
-        self._executor = executor
-        self._flights: deque[_Flight] = deque()
+        self._tiers: list[_Tier] = []
+        self._lanes = lanes or Lanes.create()
+        self._flights: list[Flight] = []
 
-    @property
-    def has_tiers(self) -> bool:
-        return bool(self._tiers)
+    def put_on(self, *stores: BlockStore) -> None:
+        """Set the tiers, the quickest first; the others are asked for what it does not have."""
+        self._tiers = [_Tier(store) for store in stores] if self.enabled else []
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
         return bool(self._flights)
 
-    def stored(self, namespace: bytes, tokens: list[int], cached: int) -> int:
-        """How many of the first ``tokens`` can be had without computing them, ``cached`` of which are in the pool."""
-        loads = self._plan(namespace, tokens, cached // self.block_size * self.block_size)
-        return max(cached, loads[-1].end) if loads else cached
+    @property
+    def under_way(self) -> list[Future[int]]:
+        """What is, to be waited for on another thread."""
+        return [flight.future for flight in self._flights]
+
+    def find_stop(self, namespace: bytes, tokens: list[int], count: int) -> Stop:
+        """Where what can be had of ``tokens`` without computing it ends, and up to ``count`` tokens that are cached or
+        stored behind it."""
+        stop = super().find_stop(namespace, tokens, count)
+        if stop.num_tokens == len(tokens):
+            return stop
+        loads = self._plan(namespace, tokens, stop.num_tokens // self.block_size * self.block_size)
+        end = max(stop.num_tokens, loads[-1].end if loads else 0)
+        if end == len(tokens) or (end == stop.num_tokens and stop.instead):
+            return stop._replace(num_tokens=end)
+        behind = (tier.ask(lambda store: store.behind(namespace, tokens[:end], count)) for tier in self._tiers)
+        return Stop(end, next(filter(None, behind), []))
 
     def is_bringing(self, namespace: bytes, tokens: list[int], limit: int, cached: int) -> bool:
-        """Whether more than the ``cached`` first of ``tokens[:limit]`` are on their way."""
+        """Whether most of what is missing behind the ``cached`` first of ``tokens[:limit]`` is on its way.
+
+        For less it does not pay to wait for somebody else's copy.
+        """
+        enough = cached + (limit - cached) // 2
         return any(
-            common_prefix_length(flight.tokens, 0, tokens, 0, limit) > cached
+            common_prefix_length(flight.tokens, 0, tokens, 0, limit) > enough
             for flight in self._flights
-            if flight.namespace == namespace and len(flight.tokens) > cached
+            if flight.namespace == namespace and len(flight.tokens) > enough and not flight.forgotten
         )
 
-    def fetch(self, namespace: bytes, tokens: list[int], match: PrefixMatch, speed: float | None) -> bool:
+    def open(self, namespace: bytes) -> Flight | None:
+        """Have the tiers find out what they have of a namespace; None: they know."""
+        closed = [tier for tier in self._tiers if tier.ask(lambda store: store.is_open(namespace)) is False]
+        return self._start(self._lanes.up, lambda: _open_all(closed, namespace), lambda _: None) if closed else None
+
+    def open_now(self, namespace: bytes) -> None:
+        """The same, at once and on any thread."""
+        _open_all(self._tiers, namespace)
+
+    def fetch(self, namespace: bytes, tokens: list[int], match: PrefixMatch, speed: float | None) -> Flight | None:
         """Bring what the tiers have of ``tokens`` beyond ``match``; when it has landed a lookup finds it.
 
-        The caller has seen that there is room. False: there is nothing, or to compute it, at ``speed`` tokens per
+        The caller has seen that there is room. None: there is nothing, or to compute it, at ``speed`` tokens per
         second, is quicker.
         """
         match, cached = match.whole_blocks(self.block_size), match.num_tokens
         loads = self._plan(namespace, tokens, match.num_tokens, speed)
         if not loads or loads[-1].end <= cached:
-            return False
+            return None
         tokens = tokens[: loads[-1].end]
         held = self.allocate(namespace, match, len(tokens))
 
@@ -203,8 +263,8 @@ class TieredCache(KVCacheManager):
             else:
                 self.discard(held)
 
-        self._start(namespace, tokens, lambda: _load_all(parts), land)
-        return True
+        stop = self._lanes.closing
+        return self._start(self._lanes.up, lambda: _load_all(parts, stop), land, namespace=namespace, tokens=tokens)
 
     def retire(self, held: BlockTable, tokens: list[int], num_computed: int) -> None:
         """Release, and have the tiers keep it too."""
@@ -213,39 +273,40 @@ class TieredCache(KVCacheManager):
             self._save(held.namespace, tokens[:num_computed], held.blocks[: self.blocks_for(num_computed)])
         self.release(held, tokens, num_computed)
 
-    def save(self, namespace: bytes, tokens: list[int]) -> None:
-        """Have the tiers keep what is cached of ``tokens``; returns when they do."""
-        match = self.lookup(namespace, tokens, len(tokens)).whole_blocks(self.block_size)
-        if match.blocks:
-            self._save(namespace, tokens[: match.num_tokens], match.blocks)
-        self.settle()
-
     def poll(self) -> None:
         """Let land what has arrived."""
-        while self._flights and self._flights[0].future.done():
-            flight = self._flights.popleft()
-            flight.land(flight.future.result())
+        for flight in [flight for flight in self._flights if flight.future.done()]:
+            self._flights.remove(flight)
+            flight.land(0 if flight.forgotten else flight.future.result())
+            flight.landed = True
 
-    def wait(self) -> bool:
-        """Wait until one more has landed. False if nothing is under way."""
-        if not self._flights:
-            return False
-        self._flights[0].future.exception()
+    def wait_for_room(self) -> bool:
+        """Wait until blocks on their way down are let go of, which is soon. False if there are none."""
+        down = [flight for flight in self._flights if flight.frees]
+        for flight in down:
+            flight.future.exception()
         self.poll()
-        return True
+        return bool(down)
 
     def settle(self) -> None:
         """Wait until all have landed."""
-        while self.wait():
-            pass
+        for flight in self._flights:
+            flight.future.exception()
+        self.poll()
 
     def reset(self) -> int:
         """Forget every cached block that no sequence uses and no pin holds, in tiers that do not outlive the process
         too. Returns how many of the pool."""
-        self.settle()
+        self.forget_flights()
         for tier in self._tiers:
             tier.ask(lambda store: store.reset())
         return super().reset()
+
+    def forget_flights(self) -> None:
+        """What is on its way up is not kept when it lands; what is on its way down has landed."""
+        self.wait_for_room()
+        for flight in self._flights:
+            flight.forgotten = True
 
     def flush(self) -> None:
         """Wait until what has landed is where it survives; callable from any thread."""
@@ -253,11 +314,11 @@ class TieredCache(KVCacheManager):
             tier.ask(lambda store: store.flush())
 
     def close(self) -> None:
-        """Wait for everything, write out what is left, and let go of the tiers."""
+        """Write out what is left, bring up nothing more, and let go of the tiers."""
+        self._lanes.closing.set()
         self.settle()
         super().close()
-        if self._executor is not None:
-            self._executor.shutdown()
+        self._lanes.close()
         for tier in self._tiers:
             tier.close()
 
@@ -273,12 +334,15 @@ class TieredCache(KVCacheManager):
                 transfer.land()
             self.allocator.release(blocks)
 
-        self._start(namespace, [], lambda: _save_all(parts), land)
+        def run() -> int:
+            return sum(tier.run(transfer, self._lanes.closing) for tier, transfer in parts)
+
+        self._start(self._lanes.down, run, land, frees=True)
 
     def _plan(self, namespace: bytes, tokens: list[int], start: int, speed: float | None = None) -> list[_Load]:
         """Which tier has how much of ``tokens[start:]``, and is worth asking if computing goes at ``speed``."""
         loads, end = list[_Load](), start
-        for tier in self._tiers if self.enabled else ():
+        for tier in self._tiers:
             border = end // self.block_size * self.block_size
             stored = border + tier.peek(namespace, tokens, border)
             # inside a block that is there already, one that has less of it would spoil it
@@ -287,30 +351,33 @@ class TieredCache(KVCacheManager):
                 end = stored
         return loads
 
-    def _start(self, namespace: bytes, tokens: list[int], run: Callable[[], int], land: Callable[[int], None]) -> None:
-        assert self._executor is not None
+    def _start(self, lane: Executor, run: Callable[[], int], land: Callable[[int], None], **brings: Any) -> Flight:
         try:
-            future = self._executor.submit(run)
-        except RuntimeError:  # the interpreter ends, and starts no more threads
+            future = lane.submit(run)
+        except RuntimeError:  # the interpreter ends, or the system has no more threads
             future = Future()
             future.set_result(run())
-        self._flights.append(_Flight(namespace, tokens, future, land))
+        flight = Flight(future, land, **brings)
+        self._flights.append(flight)
         future.add_done_callback(lambda _: self.on_done())
+        return flight
 
 
-def _load_all(parts: Sequence[tuple[_Load, Transfer]]) -> int:
+def _open_all(tiers: Sequence[_Tier], namespace: bytes) -> int:
+    for tier in tiers:
+        tier.ask(lambda store: store.open(namespace))
+    return 0
+
+
+def _load_all(parts: Sequence[tuple[_Load, Transfer]], stop: threading.Event) -> int:
     """Up to where all tokens came."""
     end = parts[0][0].start if parts else 0
     for load, transfer in parts:
-        if load.start > end:  # the one before brought less than it had
+        if load.start > end or stop.is_set():  # the one before brought less than it had
             break
         began = time.monotonic()
-        copied = load.tier.run(transfer)
+        copied = load.tier.run(transfer, stop)
         if copied:
             end = load.start + copied
             load.tier.measure(copied, time.monotonic() - began)
     return end
-
-
-def _save_all(parts: Sequence[tuple[_Tier, Transfer]]) -> int:
-    return sum(tier.run(transfer) for tier, transfer in parts)

@@ -68,14 +68,11 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
-        if self.home_of(len(sequence.token_ids)) is self.host and sequence.reads_cache:
-            self.cache.save(sequence.request.namespace, sequence.token_ids)  # what the pool has of it, to the tier
 
     def schedule(self, now_s: float) -> StepPlan:
         """Choose the next step. Reserves blocks, admits and preempts; ``now_s`` is the monotonic clock."""
         self.expire_pins(now_s)
-        for home in self.homes:
-            home.poll()
+        self.poll()
         chunks = self._schedule_decodes()
         chunks += self._schedule_prefills(self.max_num_batched_tokens - len(chunks), now_s)
         return StepPlan([copy for home in self.homes for copy in home.take_copies()], chunks)
@@ -85,10 +82,14 @@ class Scheduler:
         """Whether anything is on its way between the caches and their tiers."""
         return any(home.busy for home in self.homes)
 
-    def settle(self) -> None:
-        """Wait until nothing is on its way between the caches and their tiers."""
+    def holder_of(self, namespace: bytes, tokens: list[int]) -> TieredCache:
+        """Which cache has most of ``tokens``."""
+        return max(self.homes, key=lambda home: home.lookup(namespace, tokens, len(tokens)).num_tokens)
+
+    def poll(self) -> None:
+        """Let land what has arrived from the tiers, or there."""
         for home in self.homes:
-            home.settle()
+            home.poll()
 
     def advance(self, plan: StepPlan) -> None:
         """The step was computed: commit the blocks it filled."""
@@ -187,13 +188,11 @@ class Scheduler:
         assert home is not None
         assert sequence.blocks is not None
         while not home.can_grow(sequence.blocks, needed):
-            outgrown = self.home_of(needed) is not home
-            if not outgrown and home.wait():  # blocks were on their way
+            outgrown = self.home_of(needed) is not home  # it goes on in the tier
+            if not outgrown and any(each.wait_for_room() for each in self.homes):
                 continue
             victim = sequence if outgrown else max((s for s in self.running if s.home is home), key=lambda s: s.rank)
             self._preempt(victim)
-            if outgrown:
-                self.settle()  # it goes on in the tier, with what it has
             if victim is sequence:
                 return False
         home.grow(sequence.blocks, needed)
@@ -203,7 +202,7 @@ class Scheduler:
         self._give_up_blocks(sequence)
         self.running.remove(sequence)
         sequence.num_computed = 0
-        sequence.fetched = False
+        sequence.fetched, sequence.flight = False, None
         sequence.num_preemptions += 1
         if not sequence.reads_cache:
             sequence.prompt_logprobs.clear()  # the prompt is computed again from its start
@@ -228,7 +227,9 @@ class Scheduler:
                 if seats <= 0 or home in full:
                     continue
                 match = self._lookup(sequence)
-                if self._will_be_cached(sequence, match, chunks) or self._is_coming(sequence, match):
+                if self._is_coming(sequence, match):
+                    continue
+                if self._will_be_cached(sequence, match, chunks):
                     seats -= 1  # it holds its place and runs when the prefix is there
                     continue
                 if not self._fits_budget(len(sequence.token_ids) - match.num_tokens, budget, first=not chunks):
@@ -238,7 +239,6 @@ class Scheduler:
                     full.append(home)  # who comes later must not take what becomes free
                     continue
                 if self._fetch(sequence, home, fitting):
-                    seats -= 1
                     continue
                 self._admit(sequence, home, fitting, now_s)
                 admitted.append(sequence)
@@ -300,18 +300,28 @@ class Scheduler:
         return False
 
     def _is_coming(self, sequence: Sequence, match: PrefixMatch) -> bool:
-        """Whether more than ``match`` of it is on its way from a tier."""
+        """Whether it waits for what it asked the tiers for, or has not asked yet and most of it is on its way."""
+        if sequence.flight is not None and not sequence.flight.landed:
+            return True
         namespace, tokens = sequence.request.namespace, sequence.token_ids
-        return sequence.reads_cache and self._home(sequence).is_bringing(
-            namespace, tokens, len(tokens) - 1, match.num_tokens
+        return (
+            not sequence.fetched
+            and sequence.reads_cache
+            and self._home(sequence).is_bringing(namespace, tokens, len(tokens) - 1, match.num_tokens)
         )
 
     def _fetch(self, sequence: Sequence, home: TieredCache, match: PrefixMatch) -> bool:
-        """Have the tiers bring what they have of it beyond ``match``; it is looked up again when that is there."""
+        """Have the tiers bring what they have of it beyond ``match``, if they know what they have; False: nothing."""
         if sequence.fetched or not sequence.reads_cache:
             return False
+        namespace = sequence.request.namespace
+        if sequence.flight is None:
+            sequence.flight = home.open(namespace)
+            if sequence.flight is not None:
+                return True
         sequence.fetched = True
-        return home.fetch(sequence.request.namespace, sequence.token_ids[:-1], match, self.prefill_speed)
+        sequence.flight = home.fetch(namespace, sequence.token_ids[:-1], match, self.prefill_speed)
+        return sequence.flight is not None
 
     def _admit(self, sequence: Sequence, home: TieredCache, match: PrefixMatch, now_s: float) -> None:
         """Reserve blocks for the whole prompt and let it run."""
@@ -345,7 +355,7 @@ class Scheduler:
             for each in (match, match.whole_blocks(home.block_size)):  # a copy's source may be one block too many
                 if home.can_allocate(each, total, watermark):
                     return each
-            if users or home.busy or not home.drop_oldest_pin():
+            if users or self.moving or not home.drop_oldest_pin():
                 return None
             logger.warning(
                 "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
@@ -362,9 +372,10 @@ class Scheduler:
         cache.log.add(sequence.logged)
 
     def _correct_evidence(self, sequence: Sequence) -> None:
-        """The store may have given more or less than it showed: files come, go and turn out to be damaged."""
+        """There may be less than was found: files go or turn out to be damaged, and a block that a match ends in cannot
+        be copied without room for it."""
         evidence, cached = sequence.evidence, sequence.num_computed
-        if evidence is None or not sequence.reads_cache or not self.cache.has_tiers:
+        if evidence is None or not sequence.reads_cache:
             return
         if cached != min(evidence.stop.num_tokens, len(sequence.token_ids) - 1):
             sequence.evidence = evidence._replace(stop=Stop(cached, []))

@@ -10,7 +10,7 @@ from foreword.core.request import Request
 from foreword.kv.explain import Evidence
 from foreword.kv.prompt_log import LoggedPrompt
 from foreword.kv.table import BlockTable
-from foreword.kv.tiers import TieredCache
+from foreword.kv.tiers import Flight, TieredCache
 
 
 class Status(Enum):
@@ -29,6 +29,7 @@ class Sequence:
         num_samples: completions the next sampled position starts (``n`` until the prompt is done, then 1).
         overtaken: how many later requests were admitted while it got no prefill.
         fetched: whether the tiers were asked for it since it last waited.
+        flight: what it waits for, or waited for, before it is admitted.
         home: the cache that ``blocks`` are of, where it runs.
         cached_tokens: prompt tokens that were reused when it was first admitted; None before.
         evidence: what the cache knew of the prompt when it was first admitted; None before.
@@ -39,7 +40,7 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "cached_tokens", "constraint", "evidence", "fetched", "first_scheduled_s", "home", "index",
+        "blocks", "cached_tokens", "constraint", "evidence", "fetched", "first_scheduled_s", "flight", "home", "index",
         "logged", "num_computed", "num_preemptions", "num_prompt", "num_samples", "overtaken", "prompt_logprobs",
         "request", "status", "token_ids",
     )  # fmt: skip
@@ -55,6 +56,7 @@ class Sequence:
         self.num_preemptions = 0
         self.overtaken = 0
         self.fetched = False
+        self.flight: Flight | None = None
         self.cached_tokens: int | None = None
         self.evidence: Evidence | None = None
         self.logged: LoggedPrompt | None = None

@@ -13,6 +13,7 @@ import pytest
 
 from foreword import Engine, EngineClosedError
 from foreword.kv import tiers as tiers_module
+from foreword.kv.tiers import Lanes
 from support import assert_idle, assert_same_bits, generate_recorded, random_ids
 
 NewEngine = Callable[..., Engine]
@@ -64,7 +65,7 @@ def gated(new_tiny: NewEngine) -> Iterator[Callable[..., tuple[Engine, Gate]]]:
         gate = Gate()
         gates.append(gate)
         for home in engine._loop.core.scheduler.homes:
-            home._executor = gate
+            home._lanes = Lanes(gate, gate, threading.Event())
         return engine, gate
 
     yield make

@@ -96,6 +96,14 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(packed: bytes) -> list[int]:
+    """The reverse of :func:`pack_tokens`."""
+    tokens = array("I", packed)
+    if sys.byteorder == "little":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
 def split_blocks(tokens: bytes, block_size: int) -> list[bytes]:
     """Packed tokens, block by block."""
     size = block_size * TOKEN_BYTES

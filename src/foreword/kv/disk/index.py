@@ -112,6 +112,18 @@ class BlockIndex:
                     best, longest = self._places[self._keys[parent][i]], common
         return best, longest
 
+    def behind(self, parent: bytes, tokens: bytes, size: int) -> bytes:
+        """Up to ``size`` bytes of packed tokens that follow ``tokens``, less than a block, behind ``parent``."""
+        siblings = self._children.get(parent, [])
+        index = bisect_left(siblings, tokens)
+        if index == len(siblings) or not siblings[index].startswith(tokens):
+            return b""
+        found, key = siblings[index][len(tokens) :], self._keys[parent][index]
+        while len(found) < size and (following := self._keys.get(key)):
+            key = following[0]
+            found += self._places[key].tokens
+        return found[:size]
+
     def path(self, segment: Segment) -> list[Segment]:
         """The segment and those before it, as far as they are known, the first one last."""
         path = [segment]

@@ -24,6 +24,7 @@ from foreword.kv.disk.format import (
     header_bytes,
     pack_tokens,
     split_blocks,
+    unpack_tokens,
 )
 from foreword.kv.disk.index import BlockIndex, Place, Segment
 from foreword.kv.disk.writer import Job, SegmentWriter
@@ -112,10 +113,11 @@ class DiskTier:
         self._scanning = threading.Lock()
         self._stamp = -1  # the folder's when it was last looked at; -1: look again
         self._next_scan = 0.0
-        try:
-            self._files.clean()
-        except OSError as error:
-            self._warn(str(self._files.directory), error)
+        if writer is None:  # else whoever made it has cleaned up
+            try:
+                self._files.clean()
+            except OSError as error:
+                self._warn(str(self._files.directory), error)
         self._scan()
 
     @property
@@ -136,6 +138,13 @@ class DiskTier:
         found = self._match(parent, wanted)
         complete = len(found) == len(wanted) and (not wanted or found[-1].num_tokens * TOKEN_BYTES == len(wanted[-1]))
         return found if complete or not self._scan() else self._match(parent, wanted)
+
+    def behind(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Up to ``count`` tokens that are stored behind ``tokens``."""
+        border = len(tokens) // self._geometry.block_size * self._geometry.block_size
+        parent = self._key(tokens, border)
+        with self._lock:
+            return unpack_tokens(self._index.behind(parent, pack_tokens(tokens[border:]), count * TOKEN_BYTES))
 
     def read(self, ref: BlockRef, into: bytearray | memoryview | None = None) -> memoryview | None:
         """The content of a block, checked, in ``into`` or in new memory.

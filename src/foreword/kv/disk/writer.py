@@ -70,8 +70,13 @@ class SegmentWriter:
                 self._unwritten.update(job.keys)
                 self._unwritten_bytes += _size(job)
             if self._queue and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="foreword-disk-writer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="foreword-disk-writer", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no more threads, or the interpreter ends
+                    self._drop_queue()
+                    return False
+                self._thread = thread
             self._changed.notify_all()
             return True
 
@@ -87,6 +92,12 @@ class SegmentWriter:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+
+    def _drop_queue(self) -> None:
+        self.dropped += sum(len(job.keys) for job in self._queue)
+        self._queue.clear()
+        self._unwritten.clear()
+        self._unwritten_bytes = 0
 
     def _accepts(self, job: Job) -> bool:
         if self._closed or time.monotonic() < self._paused_until:
