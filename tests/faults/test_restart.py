@@ -222,6 +222,29 @@ def test_an_explanation_agrees_with_what_was_restored(reopened: NewEngine, monke
     assert output.prefix.matched_tokens == output.prefix.position == 0
 
 
+def test_a_prompt_that_diverges_from_one_on_disk_is_told_so(reopened: NewEngine) -> None:
+    """A new process has no log of prompts; the files know their tokens."""
+    reopened().generate(PROMPT, **OPTIONS)
+    engine = reopened()
+    changed = [*PROMPT[:40], (PROMPT[40] + 1) % 256, *PROMPT[41:]]
+    found = engine.explain(changed)
+    assert (found.reason, found.position) == ("diverged", 40)
+    assert found.expected_text.startswith(engine._client.tokenizer.decode(PROMPT[40:44]))
+    output = engine.generate(changed, **OPTIONS)
+    assert output.prefix is not None
+    assert (output.prefix.reason, output.prefix.matched_tokens, output.usage.cached_tokens) == ("diverged", 40, 40)
+
+
+def test_an_explanation_agrees_with_a_block_that_could_not_be_copied(new_tiny: NewEngine) -> None:
+    """A match that ends inside a block needs a block more, for the copy's source."""
+    engine = new_tiny(blocks=8, block_size=16)
+    engine.generate(random_ids(1, 123), max_tokens=1)
+    output = engine.generate(random_ids(1, 123), max_tokens=1)
+    assert output.prefix is not None
+    assert (output.prefix.matched_tokens, output.usage.cached_tokens) == (112, 112)
+    assert output.prefix.reason == "evicted"
+
+
 def test_too_small_a_cap_is_refused(new_tiny: NewEngine, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_disk_cache"):
         new_tiny(cache_dir=tmp_path, max_disk_cache=1000)

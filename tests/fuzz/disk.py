@@ -101,7 +101,10 @@ def faulty_disk() -> Iterator[FaultyOs]:
     """The disk tier on a faulty disk. It tries again at once after an error, looks at its folder every time, and is
     asked however slow it is: what it does depends on no clock."""
     disk: Any = FaultyOs()
-    places = ((files, "os", disk), (writer, "PAUSE_SECONDS", 0.0), (tier, "SCAN_SHARE", 0), (tiers, "_REFUSALS", 1))
+    places: tuple[tuple[Any, str, Any], ...] = (
+        (files, "os", disk), (writer, "PAUSE_SECONDS", 0.0), (tier, "SCAN_SHARE", 0),
+        (tiers._Tier, "is_worth", lambda *_: True),
+    )  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, value in places:
         setattr(module, name, value)

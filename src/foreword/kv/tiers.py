@@ -26,6 +26,9 @@ T = TypeVar("T")
 _MEASURED_TOKENS = 64
 """Transfers of fewer tokens do not show how quick a tier is."""
 
+_USUAL_RATIO = 20
+"""How much quicker a tier is taken to be than computing, until it has been measured."""
+
 _REFUSALS = 16
 """A tier that is too slow is tried again each so many times: it may have become quicker."""
 
@@ -106,13 +109,18 @@ class _Tier:
         """Carry out a transfer of its; how many tokens were copied."""
         return self.ask(lambda _: transfer.run(stop)) or 0
 
-    def is_worth(self, prefill_speed: float | None) -> bool:
-        """Whether tokens had better come from here than be computed. A tier may take twice as long: others compute
-        meanwhile."""
-        if self._speed is None or prefill_speed is None or 2 * self._speed >= prefill_speed:
+    def is_worth(self, gain: int, ahead: int, prefill_speed: float | None) -> bool:
+        """Whether ``gain`` tokens had better come from here, behind ``ahead`` others, than be computed.
+
+        A tier may take twice as long: others compute meanwhile. One that is too slow is tried again now and then.
+        """
+        if prefill_speed is None:
+            return True
+        seconds = (gain + ahead) / (self._speed or _USUAL_RATIO * prefill_speed)
+        if seconds * prefill_speed <= 2 * gain:
             return True
         self._refusals = (self._refusals + 1) % _REFUSALS
-        return self._refusals == 0
+        return self._refusals == 0 and not ahead
 
     def measure(self, tokens: int, seconds: float) -> None:
         """``tokens`` came in ``seconds``."""
@@ -206,7 +214,7 @@ class TieredCache(KVCacheManager):
         stop = super().find_stop(namespace, tokens, count)
         if stop.num_tokens == len(tokens):
             return stop
-        loads = self._plan(namespace, tokens, stop.num_tokens // self.block_size * self.block_size)
+        loads = self._plan(namespace, tokens, stop.num_tokens)
         end = max(stop.num_tokens, loads[-1].end if loads else 0)
         if end == len(tokens) or (end == stop.num_tokens and stop.instead):
             return stop._replace(num_tokens=end)
@@ -241,8 +249,8 @@ class TieredCache(KVCacheManager):
         second, is quicker.
         """
         match, cached = match.whole_blocks(self.block_size), match.num_tokens
-        loads = self._plan(namespace, tokens, match.num_tokens, speed)
-        if not loads or loads[-1].end <= cached:
+        loads = self._plan(namespace, tokens, cached, speed)
+        if not loads:
             return None
         tokens = tokens[: loads[-1].end]
         held = self.allocate(namespace, match, len(tokens))
@@ -339,14 +347,15 @@ class TieredCache(KVCacheManager):
 
         self._start(self._lanes.down, run, land, frees=True)
 
-    def _plan(self, namespace: bytes, tokens: list[int], start: int, speed: float | None = None) -> list[_Load]:
-        """Which tier has how much of ``tokens[start:]``, and is worth asking if computing goes at ``speed``."""
-        loads, end = list[_Load](), start
+    def _plan(self, namespace: bytes, tokens: list[int], cached: int, speed: float | None = None) -> list[_Load]:
+        """Which tier has how much of ``tokens[cached:]``, and is worth asking if computing goes at ``speed``."""
+        loads, end = list[_Load](), cached
+        ahead = sum(len(flight.tokens) for flight in self._flights)
         for tier in self._tiers:
             border = end // self.block_size * self.block_size
             stored = border + tier.peek(namespace, tokens, border)
             # inside a block that is there already, one that has less of it would spoil it
-            if stored > end and tier.is_worth(speed):
+            if stored > end and tier.is_worth(stored - end, ahead, speed):
                 loads.append(_Load(tier, border, stored))
                 end = stored
         return loads

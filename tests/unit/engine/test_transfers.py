@@ -13,12 +13,13 @@ import pytest
 
 from foreword import Engine, EngineClosedError
 from foreword.kv import tiers as tiers_module
-from foreword.kv.tiers import Lanes
-from support import assert_idle, assert_same_bits, generate_recorded, random_ids
+from foreword.kv.tiers import Lanes, _Tier
+from support import assert_idle, assert_same_bits, generate_recorded, random_ids, tiny_token_bytes
 
 NewEngine = Callable[..., Engine]
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPT = random_ids(5, 77)
+IS_WORTH = _Tier.is_worth
 
 
 class Gate(ThreadPoolExecutor):
@@ -60,12 +61,13 @@ def wait_for(engine: Engine, waiting: int) -> None:
 def gated(new_tiny: NewEngine) -> Iterator[Callable[..., tuple[Engine, Gate]]]:
     gates = []
 
-    def make(**options: Any) -> tuple[Engine, Gate]:
+    def make(*, both: bool = True, **options: Any) -> tuple[Engine, Gate]:
         engine = new_tiny(**{"block_size": 16, "swap_space": "1MiB", **options})
         gate = Gate()
         gates.append(gate)
+        down = gate if both else ThreadPoolExecutor(1)
         for home in engine._loop.core.scheduler.homes:
-            home._lanes = Lanes(gate, gate, threading.Event())
+            home._lanes = Lanes(gate, down, threading.Event())
         return engine, gate
 
     yield make
@@ -193,11 +195,12 @@ def test_a_reset_forgets_what_is_on_its_way(gated: Callable[..., tuple[Engine, G
 def test_a_tier_slower_than_computing_is_left_and_tried_again(
     new_tiny: NewEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_Tier, "is_worth", IS_WORTH)
     monkeypatch.setattr(tiers_module, "_REFUSALS", 3)
     engine = new_tiny(blocks=64, block_size=16, swap_space="1MiB")
     engine.generate(PROMPT, **OPTIONS)
     scheduler = engine._loop.core.scheduler
-    slow = scheduler.cache._tiers[0]
+    slow: Any = scheduler.cache._tiers[0]
     cached = []
     for _ in range(4):
         evict_all(engine)
@@ -219,3 +222,56 @@ def test_speeds_are_measured(new_tiny: NewEngine) -> None:
     assert speed is not None
     assert speed > 0
     assert engine.stats().prefill_tokens_per_s is not None
+
+
+def test_what_goes_down_does_not_wait_for_what_comes_up(gated: Callable[..., tuple[Engine, Gate]]) -> None:
+    """A pool that only just holds both: others are computed, saved and let go of while a prefix is on its way."""
+    engine, gate = gated(both=False, blocks=12)
+    engine.generate(PROMPT, **OPTIONS)
+    evict_all(engine)
+    gate.open.clear()
+    waiting = later(engine, PROMPT, **OPTIONS)
+    wait_for(engine, 1)
+    for seed in range(4):
+        engine.generate(random_ids(seed, 80), max_tokens=2)
+    assert not waiting.done()
+    gate.open.set()
+    assert waiting.result().usage.cached_tokens == len(PROMPT) - 1
+    assert_idle(engine)
+
+
+def test_nobody_waits_for_a_prefix_that_is_mostly_not_his(
+    gated: Callable[..., tuple[Engine, Gate]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for somebody else's copy, nor for a little of his own behind it; and who waits takes no seat."""
+    monkeypatch.setattr(_Tier, "is_worth", IS_WORTH)
+    engine, gate = gated(blocks=64, max_num_seqs=1)
+    engine.generate(PROMPT, **OPTIONS)
+    evict_all(engine)
+    gate.open.clear()
+    waiting = later(engine, PROMPT, **OPTIONS)
+    wait_for(engine, 1)
+    scheduler: Any = engine._loop.core.scheduler
+    scheduler.prefill_speed = scheduler.cache._tiers[0]._speed = 1000.0
+    assert engine.generate(PROMPT[:3] + random_ids(8, 60), **OPTIONS).usage.cached_tokens == 0
+    assert not waiting.done()
+    gate.open.set()
+    assert waiting.result().usage.cached_tokens == len(PROMPT) - 1
+
+
+def test_pins_of_the_host_tier_stay_while_its_blocks_are_copied(gated: Callable[..., tuple[Engine, Gate]]) -> None:
+    engine, gate = gated(blocks=10, swap_space=40 * 16 * tiny_token_bytes(), max_pinned_memory="1MiB")
+    engine.warm(random_ids(1, 320), pin=True)
+    engine.generate(PROMPT, **OPTIONS)
+    evict_all(engine)
+    gate.open.clear()
+    short = later(engine, PROMPT, **OPTIONS)  # holds blocks of both while it is copied
+    wait_for(engine, 1)
+    long = later(engine, random_ids(2, 300), **OPTIONS)
+    wait_for(engine, 2)
+    assert engine.stats().blocks_pinned == 20
+    gate.open.set()
+    short.result()
+    long.result()
+    assert engine.unpin(random_ids(1, 320)), "the room that the copies gave back was enough"
+    assert_idle(engine)
