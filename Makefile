@@ -21,8 +21,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p foreword
-	$(BIN)/mypy integrations/langchain/langchain_foreword integrations/llama-index/llama_index/llms/foreword
+	$(BIN)/mypy -p foreword -p langchain_foreword -p llama_index.llms.foreword
 
 soak: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal -o timeout=0 -m soak

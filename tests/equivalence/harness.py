@@ -23,10 +23,11 @@ BLOCK = 16
 
 
 def load(
-    directory: Path, dtype: torch.dtype, kernels: str = "auto", quantization: Quantization | None = None
-) -> Decoder:
-    """The checkpoint in ``directory`` on the CPU."""
-    ops = create_ops("cpu", dtype, kernels, quantized=quantization is not None)
+    directory: Path, dtype: torch.dtype, kernels: str = "auto", quantization: Quantization | None = None,
+    num_threads: int | None = None,
+) -> Decoder:  # fmt: skip
+    """The checkpoint in ``directory`` on the CPU, computing on ``num_threads``, or as many as torch uses."""
+    ops = create_ops("cpu", dtype, kernels, quantized=quantization is not None, num_threads=num_threads)
     config = ModelConfig.from_directory(directory)
     return load_model(directory, config, dtype=dtype, ops=ops, quantization=quantization)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foreword import Engine
     from foreword.text.tokenizer import Tokenizer
 
-MAX_TOKENS = 192  # the longest of the shortest instances needs two thirds of it
+MAX_TOKENS = 144  # the longest of the shortest instances needs nine tenths of it
 KEYWORDS = """$defs definitions anyOf oneOf allOf enum const minItems maxItems minimum maximum exclusiveMinimum
     exclusiveMaximum multipleOf pattern minLength maxLength patternProperties prefixItems additionalProperties
     minProperties maxProperties discriminator default title"""

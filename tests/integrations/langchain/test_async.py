@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foreword import Engine, EngineStats
 
 
-TOKENS = 32
+TOKENS = 12
 """Of each of many concurrent answers: enough that all of them run at the same time."""
 
 

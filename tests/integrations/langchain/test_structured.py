@@ -61,9 +61,9 @@ async def test_pydantic_class_gives_an_instance(llm: ChatForeword, method: str) 
     assert city.name
     assert await structured.ainvoke(QUESTION) == city
     assert structured.batch([QUESTION] * 2) == [city] * 2
-    *_, last = structured.stream(QUESTION)
-    assert last == city
-    assert all(type(each) is City for each in structured.stream(QUESTION))
+    streamed = list(structured.stream(QUESTION))
+    assert streamed[-1] == city
+    assert all(type(each) is City for each in streamed)
     assert [each async for each in structured.astream(QUESTION)][-1] == city
 
 

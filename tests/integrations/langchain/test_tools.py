@@ -184,7 +184,7 @@ async def test_stream_adds_up_to_what_invoke_gives(
     llm: ChatForeword, tools: list[Any], paris: list[Any], added: Callable[..., AIMessageChunk]
 ) -> None:
     """llama-cpp-python #1883: deltas of tool calls stream."""
-    bound = llm.bind_tools(tools, tool_choice="any", max_tokens=128)
+    bound = llm.bind_tools(tools, tool_choice="any", max_tokens=64)
     bound.invoke(paris)  # from here on the cached counts are equal
     whole = bound.invoke(paris)
     chunks = list(bound.stream(paris))
@@ -273,11 +273,11 @@ def test_raw_unicode_in_arguments(llm: ChatForeword, tools: list[Any], added: Ca
 
 
 def test_parallel_calls_can_be_switched_off(engine: Engine, tools: list[Any], paris: list[Any]) -> None:
-    one = ChatForeword(engine=engine, temperature=0, max_tokens=128, parallel_tool_calls=False)
+    one = ChatForeword(engine=engine, temperature=0, max_tokens=64, parallel_tool_calls=False)
     assert len(one.bind_tools(tools, tool_choice="any").invoke(paris).tool_calls) == 1
     assert len(one.bind_tools(tools, tool_choice="any", parallel_tool_calls=True).invoke(paris).tool_calls) > 1
     assert len(one.invoke(paris, tools=tools, tool_choice="any").tool_calls) == 1  # unbound, per call
-    free = ChatForeword(engine=engine, temperature=0, max_tokens=128)
+    free = ChatForeword(engine=engine, temperature=0, max_tokens=64)
     for choice in ("any", True, "get_weather"):  # there is but one way: once
         assert len(free.bind_tools(tools[:1], tool_choice=choice).invoke(paris).tool_calls) == 1
 

@@ -20,6 +20,8 @@ from foreword.core.errors import ModelLoadError
 from foreword.model import embedded, gguf, source
 from foreword.model.source import check_checkpoint, home, known_models, resolve
 
+from .gguf_files import tiny_model, write_gguf
+
 
 @pytest.fixture
 def real_gguf() -> Path:
@@ -206,17 +208,18 @@ def test_a_full_disk_is_named(tmp_path: Path, checkpoint: Path, monkeypatch: pyt
         resolve(str(checkpoint / "x.gguf"))
 
 
-def test_a_gguf_file_is_converted_once(tmp_path: Path, real_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / "home"))
+    file = write_gguf(tmp_path / "own.gguf", "llama", tiny_model("llama"))
     calls = []
     real_convert = gguf.convert
     monkeypatch.setattr(gguf, "convert", lambda *args, **options: (calls.append(args), real_convert(*args, **options)))
-    first, second = resolve(str(real_gguf)), resolve(str(real_gguf))
+    first, second = resolve(str(file)), resolve(str(file))
     assert first == second
-    assert first.name == real_gguf.stem
+    assert first.name == file.stem
     assert first.directory.parent == tmp_path / "home/models"
     assert len(calls) == 1
-    assert source._sample_digest(real_gguf)[:12] in first.directory.name
+    assert source._sample_digest(file)[:12] in first.directory.name
 
 
 def test_known_models_say_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,10 +303,10 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
         resolve(str(tmp_path / "notes.txt"))
 
 
-def test_a_truncated_gguf_file(tmp_path: Path, real_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / "home"))
-    with real_gguf.open("rb") as stream:
-        (tmp_path / "cut.gguf").write_bytes(stream.read(3_000_000))
+    whole = write_gguf(tmp_path / "cut.gguf", "llama", tiny_model("llama"))
+    os.truncate(whole, whole.stat().st_size * 3 // 4)
     with pytest.raises(ModelLoadError, match=r"cut\.gguf is no GGUF file.*truncated"):
         resolve(str(tmp_path / "cut.gguf"))
 
