@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from foreword.ops.protocol import AttentionSpec, KVLayer
     from foreword.ops.triton.plan import AttentionPlan
 
-_SHARED_MEMORY = 96 * 1024
-"""Bytes of keys and values on their way to a program: two programs to a multiprocessor of sm_90, one of sm_80."""
-
 
 @triton.jit
 def attention_kernel(
@@ -228,21 +225,31 @@ def merge_kernel(
 _DOT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
+def tile_heights(dtype: torch.dtype, head_dim: int, *, deterministic: bool) -> tuple[int, ...]:
+    """The heights of tiles, in rows, among which plans may choose for queries of ``dtype``; of deterministic plans one.
+
+    The highest are those for which the registers suffice on every device, by the ahead-of-time suite.
+    """
+    if dtype == torch.float32:
+        return (16,)
+    if deterministic:
+        return (64,) if head_dim <= 128 else (32,)
+    return (16, 32, 64, 128) if head_dim <= 128 else (16, 32, 64)
+
+
 def attention_options(
     dtype: torch.dtype, form: KVFormat, head_dim: int, tile_rows: int, *, split: int, native_fp8: bool
 ) -> dict[str, Any]:
     """The compile-time parameters of :func:`attention_kernel` that follow from the formats and the plan.
 
-    A tile's width depends on neither the batch nor, but for the others' height, the plan.
+    A tile's width depends on neither the batch nor the plan.
 
     Args:
         dtype: of queries.
     """
     block = triton.next_power_of_2(head_dim)
-    size = dtype.itemsize if form.name == "plain" else 1
-    tile, stages = 64, 3
-    while 2 * tile * block * size * (stages - 1) > _SHARED_MEMORY and tile > 16:
-        tile //= 2
+    row_bytes = block * dtype.itemsize
+    many = block * tile_rows >= 128 * 128 or (row_bytes >= 256 and split > 0 and tile_rows > 16) or row_bytes > 512
     return {
         "HEAD_DIM": head_dim,
         "BLOCK": block,
@@ -251,11 +258,11 @@ def attention_options(
         "NATIVE_FP8": native_fp8,
         "DOT": tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _DOT[dtype],
         "ROWS": tile_rows,
-        "TILE": tile,
+        "TILE": 64 if row_bytes <= 256 else 32,
         "SPLIT": split,
         "FIELDS": ITEM_FIELDS,
-        "num_warps": 8 if tile_rows * block >= 128 * 128 else 4,
-        "num_stages": stages,
+        "num_warps": 8 if many else 4,
+        "num_stages": 3 if row_bytes <= 512 else 2,
     }
 
 

@@ -9,7 +9,7 @@ a capacity that may be given, so that a captured graph can be run again with ano
 of zeros does nothing.
 
 Exactness: positions are cut into splits, each computed by itself, and a row's splits are folded into its result one by
-one. With ``deterministic`` they have a fixed length and begin at fixed positions, one tile height is used for all, and
+one. With ``deterministic`` they have a fixed length and begin at fixed positions, all tiles have the same height, and
 an item covers either one split or a row's first ones, whose fold it has done as the second pass would. So the bits of
 a row depend on nothing but its sequence. Without, splits are as long as keeps the device busy.
 """
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 SPLIT = 8 * TILE
 """Positions of a split in deterministic plans."""
-DETERMINISTIC_ROWS = 64
-"""Height of the tiles of all deterministic plans: one of wide products for prompts, without much waste for others."""
 _LEAST_SPLIT = 2 * TILE
 LEAST_SHARED = 2 * TILE
 """Below these, merging costs more than is gained."""
@@ -65,6 +63,7 @@ class PlanSettings:
         num_kv_heads, group_size: KV heads, and query heads of each.
         block_size: slots that lie side by side for certain; every run but a sequence's last is a multiple.
         programs: that the device runs at the same time.
+        heights: of tiles that may be chosen, in rows, ascending; see :func:`foreword.ops.triton.attention.tile_heights`.
         deterministic: see the module.
         share: read KV that sequences share once.
     """
@@ -73,14 +72,17 @@ class PlanSettings:
     group_size: int
     block_size: int
     programs: int
+    heights: tuple[int, ...]
     deterministic: bool = False
     share: bool = True
 
     def __post_init__(self) -> None:
         if TILE % self.block_size:
             raise ValueError(f"block_size {self.block_size}: give a divisor of {TILE}, the attention tile")
-        if not 1 <= self.group_size <= DETERMINISTIC_ROWS:
-            raise ValueError(f"group_size {self.group_size}: give 1 to {DETERMINISTIC_ROWS} query heads per KV head")
+        if not 1 <= self.group_size <= self.heights[-1]:
+            raise ValueError(f"group_size {self.group_size}: give 1 to {self.heights[-1]}, the height of a tile")
+        if self.deterministic and len(self.heights) > 1:
+            raise ValueError(f"heights {self.heights}: deterministic plans have one")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,15 +200,16 @@ class _Planner:
         self.num_rows += len(rows)
 
     def _tile_rows(self, decoding: Sequence[Segment]) -> int:
-        """The tiles' height: as low as holds what is stacked, higher where there is enough to fill the device."""
-        if self.settings.deterministic:
-            return DETERMINISTIC_ROWS
+        """The tiles' height: the lowest that holds what is stacked; the highest only for prompts by themselves, as many
+        as fill the device with it, since to a row by itself it is a waste."""
+        *lower, highest = self.settings.heights
         group = self.settings.group_size
         prompts = [sequence.query_len for sequence in self.sequences if sequence.query_len > 1]
-        if not decoding and sum(prompts) * group * self.settings.num_kv_heads >= 128 * self.settings.programs:
-            return 128
-        most = max([1, *prompts, *(segment.row_end - segment.row_begin for segment in decoding)])
-        return min(64, max(16, 1 << (most * group - 1).bit_length()))
+        stacked = group * max([1, *prompts, *(segment.row_end - segment.row_begin for segment in decoding)])
+        full = sum(prompts) * group * self.settings.num_kv_heads >= highest * self.settings.programs
+        if not lower or group > lower[-1] or (full and not decoding):
+            return highest
+        return next((height for height in lower if height >= stacked), lower[-1])
 
     def _by_rows(self, segment: Segment) -> list[Segment]:
         """``segment``, cut into as many rows as a tile holds."""
