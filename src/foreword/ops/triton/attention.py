@@ -124,8 +124,8 @@ def _attend(
     DOT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """Queries ``q [ROWS, BLOCK]`` at positions ``asked [ROWS]`` against positions ``[begin, end)``; ``last`` is the last
-    that may be read. Gives the sums ``[ROWS, BLOCK]``, the scores' maximum and the weights' sum ``[ROWS]``."""
+    """Queries ``q [ROWS, BLOCK]`` at positions ``asked [ROWS]`` against positions ``[begin, end)``; beyond ``last``
+    nothing may be read. Gives the sums ``[ROWS, BLOCK]``, the scores' maximum and the weights' sum ``[ROWS]``."""
     acc = tl.full([ROWS, BLOCK], 0.0, tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
@@ -173,10 +173,7 @@ def _load(
     """The rows of ``slot [TILE]`` without their scales, ``[TILE, BLOCK]``."""
     column = tl.arange(0, BLOCK)
     pointers = pool + (slot * WIDTH)[:, None] + column[None, :]
-    if BLOCK == HEAD_DIM:
-        rows = tl.load(pointers)
-    else:
-        rows = tl.load(pointers, mask=(column < HEAD_DIM)[None, :], other=0)
+    rows = tl.load(pointers) if BLOCK == HEAD_DIM else tl.load(pointers, mask=(column < HEAD_DIM)[None, :], other=0)
     if FORMAT == "fp8":
         if NATIVE_FP8:
             return rows.to(tl.float8e4nv, bitcast=True).to(DOT)
@@ -249,7 +246,8 @@ def attention_options(
     """
     block = triton.next_power_of_2(head_dim)
     row_bytes = block * dtype.itemsize
-    many = block * tile_rows >= 128 * 128 or (row_bytes >= 256 and split > 0 and tile_rows > 16) or row_bytes > 512
+    crowded = block * tile_rows >= 128 * 128 or tile_rows >= 128 or row_bytes > 512
+    twice = split > 0 and tile_rows > 16 and row_bytes >= 256  # the split's sums and those of all
     return {
         "HEAD_DIM": head_dim,
         "BLOCK": block,
@@ -261,7 +259,7 @@ def attention_options(
         "TILE": 64 if row_bytes <= 256 else 32,
         "SPLIT": split,
         "FIELDS": ITEM_FIELDS,
-        "num_warps": 8 if many else 4,
+        "num_warps": 8 if crowded or twice else 4,
         "num_stages": 3 if row_bytes <= 512 else 2,
     }
 
@@ -294,7 +292,7 @@ def attend(
     Raises:
         ValueError: a query that does not fit the layer.
     """
-    num_rows, num_heads, head_dim = query.shape
+    num_heads, head_dim = query.shape[1:]
     num_kv_heads = layer.key.shape[0]
     form = kv_format(layer, head_dim)
     if num_heads % num_kv_heads or query.stride()[1:] != (head_dim, 1):

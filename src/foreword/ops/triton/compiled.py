@@ -1,8 +1,8 @@
-"""Every kernel compiled ahead of time, without a GPU: what it needs of registers and shared memory, and whether it spills.
+"""Every kernel compiled ahead of time, without a GPU: its registers, what it spills, and its shared memory.
 
 ``python -m foreword.ops.triton.compiled [--all] [ARCH ..]`` prints a line for each configuration and device, and ends
-with status 1 if one of them spills registers or needs more shared memory than the device has. Without ``--all`` it takes
-a few of each kind. Triton keeps what it has compiled. ``ARCH``: 80, 90, 100; all if none is given.
+with status 1 if one of them spills registers or needs more shared memory than the device has. Without ``--all`` it
+takes a few of each kind. Triton keeps what it has compiled. ``ARCH``: 80, 90, 100; all if none is given.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def attention_case(
     options = attention_options(dtype, layout, head_dim, rows, split=split, native_fp8=arch >= 89)
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
     pool, factors = _pool_types(dtype, form)
-    types = {name: "*i32" for name in ("items", "rows", "table")}
-    types |= {name: "*fp32" for name in ("part_values", "part_stats", "slopes")}
-    types |= {name: "*" + _ELEMENTS[dtype] for name in ("query", "output")}
+    types = dict.fromkeys(("items", "rows", "table"), "*i32")
+    types |= dict.fromkeys(("part_values", "part_stats", "slopes"), "*fp32")
+    types |= dict.fromkeys(("query", "output"), "*" + _ELEMENTS[dtype])
     types |= {"key": pool, "value": pool, "key_scales": factors, "value_scales": factors}
     types |= {"query_stride": "i32", "pool_stride": "i32", "window": "i32", "scale": "fp32", "softcap": "fp32"}
     flags = {"WINDOW": window, "SOFTCAP": softcap, "ALIBI": alibi}
@@ -115,10 +115,10 @@ def kv_write_case(dtype: torch.dtype, form: str, head_dim: int, rotated: int) ->
     """A launch of :func:`foreword.ops.triton.kv_write.kv_write_kernel`."""
     layout = KVFormat(form, head_dim + (SCALE_BYTES if form == "int8" else 0))
     pool, factors = _pool_types(dtype, form)
-    types = {name: "*" + _ELEMENTS[dtype] for name in ("query", "key", "value")}
+    types = dict.fromkeys(("query", "key", "value"), "*" + _ELEMENTS[dtype])
     types |= {"key_pool": pool, "value_pool": pool, "key_scales": factors, "value_scales": factors}
     types |= {"slots": "*i32", "positions": "*i32", "cos": "*fp32", "sin": "*fp32", "num_tokens": "i32"}
-    types |= {name: "i32" for name in ("num_stored", "query_stride", "key_stride", "value_stride", "pool_stride")}
+    types |= dict.fromkeys(("num_stored", "query_stride", "key_stride", "value_stride", "pool_stride"), "i32")
     constants = kv_write.constants(32 if rotated else 0, 8, head_dim, rotated, layout, positions=rotated > 0)
     name = f"kv_write {_ELEMENTS[dtype]} {form} {head_dim} rotated {rotated}"
     return Case(name, kv_write.kv_write_kernel, types, constants, kv_write.NUM_WARPS, 1)
@@ -210,10 +210,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("arch", nargs="*", type=int, help="compute capabilities, 80, 90 or 100")
     chosen = parser.parse_args(arguments)
     archs = chosen.arch or list(SHARED_MEMORY)
-    if INTERPRETED:
-        parser.error("TRITON_INTERPRET is set; nothing can be compiled with it")
     if unknown := set(archs) - set(SHARED_MEMORY):
         parser.error(f"arch {sorted(unknown)}: give some of {list(SHARED_MEMORY)}")
+    if INTERPRETED:
+        parser.error("TRITON_INTERPRET is set; nothing can be compiled with it")
     failed = 0
     print(f"{'configuration':60} {'device':>6} {'warps':>5} {'registers':>9} {'spilled':>7} {'shared KiB':>10}")
     for arch in archs:

@@ -59,7 +59,7 @@ def copy_slots(
     """
     shapes = [(*pool.shape[:3], pool.shape[4]) for pool in (source, target)]
     if shapes[0] != shapes[1] or source.dtype != target.dtype:
-        raise ValueError(f"pools of {shapes[0]} {source.dtype} and {shapes[1]} {target.dtype} differ; give one geometry")
+        raise ValueError(f"pools of {shapes[0]} {source.dtype} and {shapes[1]} {target.dtype}; give one geometry")
     row_bytes = source.shape[4] * source.element_size()
     if row_bytes % 4:
         raise ValueError(f"rows of {row_bytes} bytes cannot be copied; their size must be a multiple of 4")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ class PlanSettings:
         num_kv_heads, group_size: KV heads, and query heads of each.
         block_size: slots that lie side by side for certain; every run but a sequence's last is a multiple.
         programs: that the device runs at the same time.
-        heights: of tiles that may be chosen, in rows, ascending; see :func:`foreword.ops.triton.attention.tile_heights`.
+        heights: of tiles that may be chosen, ascending; see :func:`foreword.ops.triton.attention.tile_heights`.
         deterministic: see the module.
         share: read KV that sequences share once.
     """
@@ -134,17 +134,25 @@ def make_plan(
     return planner.finish(device, capacity)
 
 
-def block_table(sequence: AttentionSequence, block_size: int) -> Ints:
-    """The first slot of each block of positions."""
-    runs = np.array(sequence.runs, dtype=np.int64).reshape(-1, 2)
-    ragged = (runs[:-1, 1] % block_size).any()
-    if ragged or runs[:, 1].sum() < sequence.kv_len:
-        reason = f"not of whole blocks of {block_size}" if ragged else "too short"
-        raise ValueError(f"the runs {sequence.runs} of a sequence of {sequence.kv_len} positions are {reason}")
+def block_tables(sequences: Sequence[AttentionSequence], block_size: int) -> list[Ints]:
+    """For each sequence, the first slot of each block of its positions."""
+    flat = chain.from_iterable(chain.from_iterable(sequence.runs for sequence in sequences))
+    runs = np.fromiter(flat, dtype=np.int32).reshape(-1, 2)
+    ends = np.cumsum([len(sequence.runs) for sequence in sequences])
+    ragged = runs[:, 1] % block_size != 0
+    ragged[ends - 1] = False
+    slots = np.concatenate(([0], runs[:, 1].cumsum()))[np.concatenate(([0], ends))]
+    lengths = np.array([sequence.kv_len for sequence in sequences])
+    short = np.diff(slots) < lengths
+    if ragged.any() or short.any():
+        wrong = int(np.searchsorted(ends, ragged.argmax(), "right") if ragged.any() else short.argmax())
+        reason = f"that are no whole blocks of {block_size}" if ragged.any() else f"of {np.diff(slots)[wrong]} slots"
+        raise ValueError(f"a sequence of {lengths[wrong]} positions has {len(sequences[wrong].runs)} runs {reason}")
     counts = -(-runs[:, 1] // block_size)
-    firsts = np.repeat(counts.cumsum() - counts, counts)
-    table = np.repeat(runs[:, 0], counts) + block_size * (np.arange(counts.sum()) - firsts)
-    return table[: -(-sequence.kv_len // block_size)].astype(np.int32)
+    blocks = np.concatenate(([0], counts.cumsum(dtype=np.int32)))
+    within = np.arange(blocks[-1], dtype=np.int32) - np.repeat(blocks[:-1], counts)
+    table = np.repeat(runs[:, 0], counts) + within * np.int32(block_size)
+    return np.split(table, blocks[ends[:-1]])
 
 
 class _Planner:
@@ -154,7 +162,7 @@ class _Planner:
         self.settings = settings
         self.window = window
         self.sequences = sequences
-        self.tables = [block_table(sequence, settings.block_size) for sequence in sequences]
+        self.tables = block_tables(sequences, settings.block_size) if sequences else []
         self.split = SPLIT if settings.deterministic else 0
         self.rows: list[Ints] = []
         self.num_rows = 0
@@ -233,36 +241,40 @@ class _Planner:
     def finish(self, device: torch.device | str, capacity: Capacity) -> AttentionPlan:
         """Cut the segments into items and gather everything."""
         rows = np.concatenate(self.rows)
-        firsts = np.cumsum([0, *(len(table) for table in self.tables)])
-        visits = np.zeros(len(rows), dtype=np.int32)  # segments of each row
-        for segment in self.segments:
-            visits[segment.row_begin : segment.row_end] += 1
-        begun = np.zeros(len(rows), dtype=bool)
-        items: list[tuple[int, ...]] = []
-        part_rows: list[Ints] = [np.zeros(0, dtype=np.int32)]
-        num_parts, longest = 0, self._longest_item()
-        for segment in self.segments:
-            pieces = self._pieces(segment, longest, bool(begun[segment.row_begin]))
-            begun[segment.row_begin : segment.row_end] = True
-            whole = len(pieces) == 1 and visits[segment.row_begin] == 1
-            count = segment.row_end - segment.row_begin
-            for begin, end in pieces:
-                part = -1 if whole else num_parts
-                items.append((segment.row_begin, count, begin, end, int(firsts[segment.sequence]), part, 0, 0))
-                if not whole:
-                    part_rows.append(np.arange(segment.row_begin, segment.row_end, dtype=np.int32))
-                    num_parts += count
-        items.sort(key=lambda item: item[2] - item[3])
-        merges, part_list = _merges(rows, np.concatenate(part_rows))
+        items, part_rows = self._items()
+        merges, part_list = _merges(rows, part_rows)
         table = np.concatenate([np.zeros(0, dtype=np.int32), *self.tables])
-        arrays = [np.array(items, dtype=np.int32).reshape(-1, ITEM_FIELDS), rows, table, merges, part_list]
-        buffer, views = _upload(arrays, capacity, torch.device(device))
+        buffer, views = _upload([items, rows, table, merges, part_list], capacity, torch.device(device))
         return AttentionPlan(
-            buffer, *views, num_parts=max(num_parts, capacity.parts),
+            buffer, views[0], views[1], views[2], views[3], views[4],
+            num_parts=max(len(part_rows), capacity.parts),
             num_tokens=max((s.query_start + s.query_len for s in self.sequences), default=0),
             tile_rows=self.tile_rows, split=self.split, block_size=self.settings.block_size,
             tiles_read=self.tiles_read, tiles_used=self.tiles_used,
         )  # fmt: skip
+
+    def _items(self) -> tuple[Ints, Ints]:
+        """``[I, ITEM_FIELDS]``, the longest first, and the row that each of their parts is of."""
+        firsts = np.cumsum([0, *(len(table) for table in self.tables)]).tolist()
+        visits = np.zeros(self.num_rows, dtype=np.int32)  # segments of each row
+        for segment in self.segments:
+            visits[segment.row_begin : segment.row_end] += 1
+        begun = np.zeros(self.num_rows, dtype=bool)
+        items: list[tuple[int, ...]] = []
+        part_rows: list[int] = []
+        longest = self._longest_item()
+        for segment in self.segments:
+            own = range(segment.row_begin, segment.row_end)
+            pieces = self._pieces(segment, longest, bool(begun[own[0]]))
+            begun[own[0] : own[-1] + 1] = True
+            whole = len(pieces) == 1 and visits[own[0]] == 1
+            for begin, end in pieces:
+                part = -1 if whole else len(part_rows)
+                items.append((own[0], len(own), begin, end, firsts[segment.sequence], part, 0, 0))
+                if not whole:
+                    part_rows += own
+        items.sort(key=lambda item: item[2] - item[3])
+        return np.array(items, dtype=np.int32).reshape(-1, ITEM_FIELDS), np.array(part_rows, dtype=np.int32)
 
     def _longest_item(self) -> int:
         """Positions of an item with which the work, dealt out evenly, occupies the device once."""
