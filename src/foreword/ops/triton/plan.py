@@ -36,7 +36,9 @@ SPLIT = 8 * TILE
 """Positions of a split in deterministic plans."""
 _LEAST_SPLIT = 2 * TILE
 LEAST_SHARED = 2 * TILE
-"""Below these, merging costs more than is gained."""
+"""Positions. Below these, merging costs more than is gained."""
+_LEAST_SAVED = 0.1
+"""Of the tiles: what is shared must save as much, as the higher tiles that it needs are a waste to single rows."""
 ITEM_FIELDS = 8
 """row_begin, rows, kv_begin, kv_end, first entry of the table, first part or -1: the result is whole; two unused."""
 MERGE_FIELDS = 4
@@ -187,10 +189,19 @@ class _Planner:
         self.tiles_used += sum(-(-n // TILE) - self._first_visible(n - 1) // TILE for n in lengths)
         unit = self.split or TILE
         common = [0] * max(0, len(numbers) - 1)
-        for i in range(len(common) if self.settings.share else 0):
+        alone = self._visible_tree(numbers, lengths, common, rows)
+        if not self.settings.share:
+            return alone
+        for i in range(len(common)):
             same = common_positions(self.tables[numbers[i]], self.tables[numbers[i + 1]], self.settings.block_size)
             common[i] = min(same, lengths[i] - 1, lengths[i + 1] - 1) // unit * unit  # the last is everyone's own
-        segments = tree_segments(numbers, lengths, common, 0, max(unit, LEAST_SHARED))
+        together = self._visible_tree(numbers, lengths, common, rows)
+        saved = 1 - sum(map(_tiles, together)) / max(1, sum(map(_tiles, alone)))
+        return together if self.split or saved >= _LEAST_SAVED else alone
+
+    def _visible_tree(self, numbers: list[int], lengths: list[int], common: list[int], rows: Ints) -> list[Segment]:
+        """The segments of the tree that ``common`` describes, without what the window hides."""
+        segments = tree_segments(numbers, lengths, common, 0, max(self.split, LEAST_SHARED))
         seen = (self._in_window(segment, rows) for segment in segments)
         return [segment for segment in seen if segment.kv_begin < segment.kv_end]
 

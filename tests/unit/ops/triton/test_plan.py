@@ -156,12 +156,15 @@ def test_a_tree_is_read_once() -> None:
     assert fixed.tiles_read == plan.tiles_used  # less than a split is shared
 
 
-def test_a_short_beginning_is_not_worth_it() -> None:
-    """One tile that two share is read by each."""
-    sequences = [AttentionSequence(i, 1, 300, (SlotRun(0, 128), SlotRun(512 + 512 * i, 172))) for i in range(2)]
+@pytest.mark.parametrize(("shared", "own", "worth"), [(128, 172, False), (256, 172, True), (256, 8000, False)])
+def test_a_short_beginning_is_not_worth_it(shared: int, own: int, worth: bool) -> None:
+    """One tile that two share, or two of very many, are read by each."""
+    sequences = [
+        AttentionSequence(i, 1, shared + own, (SlotRun(0, shared), SlotRun(8192 * (i + 1), own))) for i in range(2)
+    ]
     plan = make_plan(sequences, settings())
-    assert plan.tiles_read == plan.tiles_used == 6
-    assert len(plan.merges) == 0
+    assert plan.tiles_used - plan.tiles_read == worth * shared // TILE
+    assert len(plan.merges) == 2 * worth
 
 
 @pytest.mark.parametrize(
