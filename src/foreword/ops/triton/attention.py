@@ -256,7 +256,7 @@ def attention_options(
         "NATIVE_FP8": native_fp8,
         "DOT": tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _DOT[dtype],
         "ROWS": tile_rows,
-        "TILE": 64 if row_bytes <= 256 else 32,
+        "TILE": 64 if row_bytes <= 256 and dtype.itemsize == 2 else 32,
         "SPLIT": split,
         "FIELDS": ITEM_FIELDS,
         "num_warps": 8 if crowded or twice else 4,

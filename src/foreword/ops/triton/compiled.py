@@ -1,7 +1,7 @@
 """Every kernel compiled ahead of time, without a GPU: its registers, what it spills, and its shared memory.
 
 ``python -m foreword.ops.triton.compiled [--all] [ARCH ..]`` prints a line for each configuration and device, and ends
-with status 1 if one of them spills registers or needs more shared memory than the device has. Without ``--all`` it
+with status 1 if one of them runs out of registers or needs more shared memory than the device has. Without ``--all`` it
 takes a few of each kind. Triton keeps what it has compiled. ``ARCH``: 80, 90, 100; all if none is given.
 """
 
@@ -34,6 +34,9 @@ SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _ELEMENTS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LEAST_REGISTERS = 8
 """A kernel with fewer has lost its body on the way."""
+_MOST_REGISTERS = 255
+_TRADED = 8
+"""Bytes that the assembler may spill while there are registers left: for one more program to a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Usage(NamedTuple):
         found = []
         if self.registers < _LEAST_REGISTERS:
             found.append(f"{self.registers} registers: there is no kernel")
-        if self.spilled:
+        if self.spilled > (_TRADED if self.registers < _MOST_REGISTERS else 0):
             found.append(f"spills {self.spilled} bytes")
         if self.shared > SHARED_MEMORY[arch]:
             found.append(f"needs {self.shared} bytes of shared memory of {SHARED_MEMORY[arch]}")

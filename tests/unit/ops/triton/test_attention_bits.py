@@ -86,10 +86,10 @@ def test_a_shared_prefix(formats: tuple[torch.dtype, torch.dtype], spec: Attenti
     parts = [(i, length - 1, length) for i, length in enumerate(lengths)] + [(0, 590, 600)]
     plan = pages.plan(parts, spec, deterministic=True)
     assert (plan.tiles_read < plan.tiles_used) == (spec is not SOFTCAP)  # whose window hides all that is shared
-    together = bits(pages, parts, spec, programs=100, share=True)
-    for part, one, two in zip(parts, together, bits(pages, parts, spec), strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, bits(pages, [part], spec)[0])
+    alone = [bits(pages, [part], spec)[0] for part in parts]
+    for programs, share in ((1, True), (100, True), (1, False)):
+        rows = bits(pages, parts, spec, programs=programs, share=share)
+        assert all(torch.equal(one, two) for one, two in zip(rows, alone, strict=True))
 
 
 def test_where_blocks_lie() -> None:
