@@ -116,6 +116,7 @@ def test_nothing_to_do() -> None:
     assert (attend(query, pages.layer, pages.plan([], SPEC), SPEC) == 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice|invalid value:RuntimeWarning")
 def test_a_query_that_is_not_a_number_stays_alone() -> None:
     """Its row is not a number, those stacked with it are as without it."""
     pages = Pages([70])
