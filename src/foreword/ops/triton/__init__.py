@@ -1,0 +1,14 @@
+"""The NVIDIA backend: kernels in Triton behind :class:`foreword.ops.protocol.Ops`.
+
+Triton is imported by the modules of this package and nowhere else; without it the rest of the engine works.
+
+plan           which rows meet which KV, as arrays for the device; once per step
+shared_prefix  what of a batch's KV is shared, as a tree
+attention      paged attention and the merge of partial results
+kv_write       rotary embedding, and keys and values into the pool
+copy           slots of a pool to others, or to another pool
+compiled       every kernel compiled ahead of time: registers, spills, shared memory
+
+No GPU has run these kernels yet: their results are tested under Triton's interpreter, their code by compiling it for
+sm_80, sm_90 and sm_100.
+"""
