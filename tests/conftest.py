@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 os.environ.setdefault("FOREWORD_HOME", str(TESTS.parent / ".cache" / "foreword"))
+if not Path("/dev/nvidia0").exists():  # before anything imports Triton, which decides then
+    os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(TESTS))  # for `from support import ...`
 
 settings.register_profile("quick", deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

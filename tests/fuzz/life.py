@@ -67,8 +67,8 @@ def _flushed(store: Any, original: Any) -> Any:
         if transfer is None:
             return None
 
-        def run() -> int:
-            copied: int = transfer.run()
+        def run(stop: threading.Event) -> int:
+            copied: int = transfer.run(stop)
             store.flush()
             return copied
 
@@ -345,6 +345,7 @@ class Life:
             "copies": sum(len(home._copies) for home in scheduler.homes),
             "cached blocks in use": sum(each.num_cached - each.num_evictable for each in allocators)
             - self.pins.check(),
+            "failed tiers": sum(tier._failed for home in scheduler.homes for tier in home._tiers),
             "sequences": len(scheduler.running) + len(scheduler.waiting),
             "cached blocks without a cache": 0 if scheduler.cache.enabled else stats.blocks_cached,
         }

@@ -290,14 +290,32 @@ def test_a_wrong_number_behind_the_checksum(disk_world: World) -> None:
 
 
 def test_a_load_one_token_too_long(disk_world: World) -> None:
-    def make(_: Any, original: Any) -> Any:
-        def load(namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Any) -> int:
-            loaded = original(namespace, tokens, start, limit, blocks)
-            return min(loaded + 1, limit - start) if loaded else 0
+    """The store shows, and says it brought, one token more than it has."""
 
-        return load
+    def peek(_: Any, original: Any) -> Any:
+        def one_more(namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
+            found = original(namespace, tokens, start, limit)
+            return min(found + 1, limit - start) if found else 0
 
-    reason = find(disk_world, spoil_store("load", make)).reason
+        return one_more
+
+    def load(_: Any, original: Any) -> Any:
+        def one_more(namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Any) -> Any:
+            transfer = original(namespace, tokens, start, limit, blocks)
+
+            def run(stop: Any) -> int:
+                loaded = transfer.run(stop)
+                return min(loaded + 1, limit - start) if loaded else 0
+
+            return transfer._replace(run=run)
+
+        return one_more
+
+    def spoil(life: Any, core: Any) -> None:
+        spoil_store("peek", peek)(life, core)
+        spoil_store("load", load)(life, core)
+
+    reason = find(disk_world, spoil).reason
     assert "alone" in reason or "were reused, but only" in reason
 
 

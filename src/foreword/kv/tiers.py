@@ -204,6 +204,11 @@ class TieredCache(KVCacheManager):
         return bool(self._flights)
 
     @property
+    def saving(self) -> bool:
+        """Whether anything is on its way down."""
+        return any(flight.frees for flight in self._flights)
+
+    @property
     def under_way(self) -> list[Future[int]]:
         """What is, to be waited for on another thread."""
         return [flight.future for flight in self._flights]

@@ -352,9 +352,13 @@ class Scheduler:
         # left available, so that who runs can grow before anyone is preempted
         watermark = max(home.allocator.num_blocks // 100, users) if users else 0
         while True:
-            for each in (match, match.whole_blocks(home.block_size)):  # a copy's source may be one block too many
-                if home.can_allocate(each, total, watermark):
-                    return each
+            if home.can_allocate(match, total, watermark):
+                return match
+            if any(each.saving for each in self.homes):
+                return None  # there will be more room
+            whole = match.whole_blocks(home.block_size)  # the copy's source may be the one block too many
+            if home.can_allocate(whole, total, watermark):
+                return whole
             if users or self.moving or not home.drop_oldest_pin():
                 return None
             logger.warning(
