@@ -84,7 +84,7 @@ def tiny(tiny_dir: Path, shared_engines: Callable[..., Engine]) -> Callable[...,
 @pytest.fixture(autouse=True)
 def tiers_are_always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model computes faster than a loaded machine copies: what comes from where must not depend on that."""
-    monkeypatch.setattr("foreword.kv.tiers._Tier.is_worth", lambda *_: True)
+    monkeypatch.setattr("foreword.kv.tier.Tier.is_worth", lambda *_: True)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from foreword import Engine
 from foreword.kv.store import DiskStore
-from foreword.kv.tiers import Transfer
+from foreword.kv.tier import Transfer
 from foreword.ops.cpu.native.library import available
 from support import assert_idle, assert_same_bits, generate_recorded, random_ids
 

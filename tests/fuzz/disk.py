@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from foreword.kv import tiers
 from foreword.kv.disk import files, tier, writer
+from foreword.kv.tier import Tier
 
 _WRITES = ("makedirs", "ftruncate", "write", "fsync", "rename", "unlink", "utime")
 
@@ -103,7 +103,7 @@ def faulty_disk() -> Iterator[FaultyOs]:
     disk: Any = FaultyOs()
     places: tuple[tuple[Any, str, Any], ...] = (
         (files, "os", disk), (writer, "PAUSE_SECONDS", 0.0), (tier, "SCAN_SHARE", 0),
-        (tiers._Tier, "is_worth", lambda *_: True),
+        (Tier, "is_worth", lambda *_: True),
     )  # fmt: skip
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, value in places:

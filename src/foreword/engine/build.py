@@ -23,7 +23,8 @@ from foreword.kv.host import CacheStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.kv.store import DiskStore
-from foreword.kv.tiers import BlockStore, Lanes, TieredCache
+from foreword.kv.tier import BlockStore
+from foreword.kv.tiers import Lanes, TieredCache
 from foreword.kv.trace import TraceRecorder
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest

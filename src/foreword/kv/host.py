@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from foreword.kv.cache import KVCacheManager
 from foreword.kv.pool import KVPool
-from foreword.kv.tiers import Transfer
+from foreword.kv.tier import Transfer
 
 
 class CacheStore:
-    """Another cache as a tier; see :class:`foreword.kv.tiers.BlockStore`.
+    """Another cache as a tier; see :class:`foreword.kv.tier.BlockStore`.
 
     Args:
         pool: the blocks of both.

@@ -13,7 +13,7 @@ import torch
 from foreword.kv.disk.tier import BlockRef, DiskTier
 from foreword.kv.disk.writer import SegmentWriter
 from foreword.kv.pool import KVPool
-from foreword.kv.tiers import Transfer
+from foreword.kv.tier import Transfer
 from foreword.ops.protocol import SlotCopy
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ class DiskStore:
         self._tier(namespace)
 
     def peek(self, namespace: bytes, tokens: list[int], start: int, limit: int) -> int:
-        """See :class:`foreword.kv.tiers.BlockStore`."""
+        """See :class:`foreword.kv.tier.BlockStore`."""
         return sum(ref.num_tokens for ref in self._tier(namespace).lookup(tokens, start, limit))
 
     def behind(self, namespace: bytes, tokens: list[int], count: int) -> list[int]:
-        """See :class:`foreword.kv.tiers.BlockStore`."""
+        """See :class:`foreword.kv.tier.BlockStore`."""
         return self._tier(namespace).behind(tokens, count)
 
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
-        """See :class:`foreword.kv.tiers.BlockStore`."""
+        """See :class:`foreword.kv.tier.BlockStore`."""
 
         def run(stop: threading.Event) -> int:
             tier, num_tokens = self._tier(namespace), 0
@@ -85,7 +85,7 @@ class DiskStore:
         return Transfer(run, _nothing)
 
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer:
-        """See :class:`foreword.kv.tiers.BlockStore`. Copied when that has landed, on disk after :meth:`flush`."""
+        """See :class:`foreword.kv.tier.BlockStore`. Copied when that has landed, on disk after :meth:`flush`."""
 
         def run(_: threading.Event) -> int:
             tier, size = self._tier(namespace), self._pool.block_size

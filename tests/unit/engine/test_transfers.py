@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from foreword import Engine, EngineClosedError
-from foreword.kv import tiers as tiers_module
-from foreword.kv.tiers import Lanes, _Tier
+from foreword.kv import tier as tier_module
+from foreword.kv.tier import Tier
+from foreword.kv.tiers import Lanes
 from support import assert_idle, assert_same_bits, generate_recorded, random_ids, tiny_token_bytes
 
 NewEngine = Callable[..., Engine]
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPT = random_ids(5, 77)
-IS_WORTH = _Tier.is_worth
+IS_WORTH = Tier.is_worth
 
 
 class Gate(ThreadPoolExecutor):
@@ -195,8 +196,8 @@ def test_a_reset_forgets_what_is_on_its_way(gated: Callable[..., tuple[Engine, G
 def test_a_tier_slower_than_computing_is_left_and_tried_again(
     new_tiny: NewEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Tier, "is_worth", IS_WORTH)
-    monkeypatch.setattr(tiers_module, "_REFUSALS", 3)
+    monkeypatch.setattr(Tier, "is_worth", IS_WORTH)
+    monkeypatch.setattr(tier_module, "_REFUSALS", 3)
     engine = new_tiny(blocks=64, block_size=16, swap_space="1MiB")
     engine.generate(PROMPT, **OPTIONS)
     scheduler = engine._loop.core.scheduler
@@ -244,7 +245,7 @@ def test_nobody_waits_for_a_prefix_that_is_mostly_not_his(
     gated: Callable[..., tuple[Engine, Gate]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither for somebody else's copy, nor for a little of his own behind it; and who waits takes no seat."""
-    monkeypatch.setattr(_Tier, "is_worth", IS_WORTH)
+    monkeypatch.setattr(Tier, "is_worth", IS_WORTH)
     engine, gate = gated(blocks=64, max_num_seqs=1)
     engine.generate(PROMPT, **OPTIONS)
     evict_all(engine)

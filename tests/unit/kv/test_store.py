@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from foreword.kv.cache import KVCacheManager
-from foreword.kv.tiers import TieredCache, Transfer
+from foreword.kv.tier import Transfer
+from foreword.kv.tiers import TieredCache
 from support import inline_lanes
 
 TOKENS = list(range(64))
