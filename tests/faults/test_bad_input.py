@@ -334,3 +334,25 @@ def test_an_engine_is_not_pickled_or_copied(tiny: TinyEngine, use: Callable[[Any
     with pytest.raises(TypeError, match=r"an Engine cannot be pickled or copied.* give model= and options instead"):
         use(engine)
     assert not engine.closed
+
+
+def test_a_path_of_the_wrong_kind_is_refused_at_once(tiny_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cache_dir=.*it is no directory"):
+        Engine(str(tiny_dir), cache_dir=tmp_path / "file")
+    with pytest.raises(ValueError, match=r"cache_trace=.*it is no file"):
+        Engine(str(tiny_dir), cache_trace=tmp_path)
+
+
+def test_home_is_expanded(tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Engine(str(tiny_dir), cache_dir="~/kv", kv_cache_memory="1MiB") as engine:
+        engine.generate([1, 2, 3], max_tokens=1)
+    assert any((tmp_path / "kv").rglob("*.kv"))
+
+
+def test_a_message_shows_no_whole_prompt(tiny_dir: Path) -> None:
+    with Engine(str(tiny_dir), kv_cache_memory="1MiB") as engine:
+        with pytest.raises(ValueError, match=r"characters\).*use chat") as caught:
+            engine.generate([{"role": "user", "content": "x" * 5000}])
+        assert len(str(caught.value)) < 400

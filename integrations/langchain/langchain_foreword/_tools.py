@@ -31,6 +31,7 @@ def openai_tools(tools: Sequence[Any] | None, *, strict: bool | None = None) -> 
     found: dict[str, dict[str, Any]] = {}
     for tool in tools or ():
         definition = tool if _is_definition(tool) and strict is None else convert_to_openai_tool(tool, strict=strict)
+        definition = _with_cache_point(definition, tool)
         if not _is_definition(definition):
             kind = definition.get("type")
             raise ValueError(f"the tool {tool!r} is of type {kind!r}, which no model here runs: give a function")
@@ -39,6 +40,18 @@ def openai_tools(tools: Sequence[Any] | None, *, strict: bool | None = None) -> 
         if first is not definition and _untitled(first) != _untitled(definition):
             raise ValueError(f"two tools have the name {name!r}: give each its own")
     return list(found.values())
+
+
+def _with_cache_point(definition: dict[str, Any], tool: Any) -> dict[str, Any]:
+    """Conversions drop it: the ``cache_control`` of a definition, wherever it stands in it."""
+    if not isinstance(tool, Mapping):
+        return definition
+    inner = tool.get("function")
+    point = tool.get("cache_control") or (inner.get("cache_control") if isinstance(inner, Mapping) else None)
+    if point is None or definition.get("cache_control") is not None:
+        return definition
+    function = {name: value for name, value in definition["function"].items() if name != "cache_control"}
+    return {**definition, "function": function, "cache_control": point}
 
 
 def _untitled(schema: Any) -> Any:

@@ -99,6 +99,10 @@ class EngineConfig:
                 object.__setattr__(self, field, path := os.fspath(path))
             if path is not None and not (isinstance(path, str) and path):
                 reject(field, path, f"give the path of a {kind}, or None")
+            if path is not None:
+                object.__setattr__(self, field, path := os.path.expanduser(path))
+                if os.path.exists(path) and os.path.isdir(path) != (kind == "directory"):
+                    reject(field, path, f"it is no {kind}; give the path of one, or of nothing yet")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             reject("seed", self.seed, "give an integer")
 

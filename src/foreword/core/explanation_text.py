@@ -38,7 +38,7 @@ def render(explanation: CacheExplanation, *, colour: bool | None = None) -> str:
     if colour is None:
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     matched, total = explanation.matched_tokens, explanation.prompt_tokens
-    share = f" ({100 * matched / total:.0f} %)" if total else ""
+    share = f" ({min(round(100 * matched / total), 99 + matched // total)} %)" if total else ""  # 100 % is all of it
     lines = [f"{matched:,} of {total:,} prompt tokens are cached{share}: {_REASONS[explanation.reason]}"]
     if explanation.position is not None:
         lines.append(f"  where    token {explanation.position:,}, in {explanation.piece}")

@@ -233,13 +233,15 @@ class EngineStats:
         blocks_free: blocks that hold nothing.
         blocks_held: blocks only running requests hold.
         blocks_cached: blocks in the prefix tree, whether in use or not.
-        blocks_pinned: of those, blocks that a pin keeps.
+        blocks_pinned: cached blocks, of the pool and of the host tier, that a pin keeps.
         prompt_tokens: prompt tokens of all requests that were admitted.
         tokens_reused: prompt tokens taken from the cache.
         tokens_restored: of those, tokens that came from the host or disk tier.
         tokens_prefilled: tokens computed in prefill; recomputation after a preemption is included.
         tokens_generated: tokens sampled.
         preemptions: how often a sequence lost its blocks.
+        evictions: cached blocks of the pool that were given away.
+        swap_blocks_total, swap_blocks_free: blocks of the host tier, and those that hold nothing.
         steps: forward passes.
         prefill_tokens_per_s: speed of prefill, over the last steps that computed little else; None before the first.
         kv_tiles_used: tiles of 128 positions of a KV head that attention put against queries, each sequence counted.
@@ -261,6 +263,8 @@ class EngineStats:
     tokens_generated: int = 0
     preemptions: int = 0
     evictions: int = 0
+    swap_blocks_total: int = 0
+    swap_blocks_free: int = 0
     steps: int = 0
     prefill_tokens_per_s: float | None = None
     kv_tiles_used: int = 0

@@ -6,12 +6,19 @@ import math
 import re
 from typing import Any, NoReturn
 
+_SHOWN = 200
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def reject(field: str, value: Any, remedy: str) -> NoReturn:
     """Raise the ``ValueError`` for an option: it names the field, the value and the way out."""
-    raise ValueError(f"{field}={value!r} is not valid: {remedy}")
+    raise ValueError(f"{field}={shortened(value)} is not valid: {remedy}")
+
+
+def shortened(value: Any) -> str:
+    """A value as it is shown in a message: not a whole prompt."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
 def seconds(field: str, value: Any) -> float:

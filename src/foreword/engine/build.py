@@ -207,7 +207,10 @@ def _pool(config: EngineConfig, geometry: KVGeometry, num_blocks: int, device: s
 
 def _host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
     assert not isinstance(config.swap_space, str)  # the configuration has parsed it
-    return (config.swap_space or 0) // (geometry.bytes_per_token * config.block_size)
+    block_bytes = geometry.bytes_per_token * config.block_size
+    if 0 < (config.swap_space or 0) < block_bytes:
+        reject("swap_space", config.swap_space, f"a KV block takes {block_bytes} bytes: give more, or 0")
+    return (config.swap_space or 0) // block_bytes
 
 
 def _caches(
@@ -216,12 +219,14 @@ def _caches(
     """What keeps the books of the pool's ``num_blocks``, and of the host tier if there is one."""
     pinned, size = config.max_pinned_memory, config.block_size
     assert not isinstance(pinned, str)  # the configuration has parsed it
+    in_host = _host_blocks(config, pool.geometry)
+    block_bytes = pool.geometry.bytes_per_token * size
     create = functools.partial(
         TieredCache,
         block_size=size,
         policy=policy,
         enable_prefix_caching=config.enable_prefix_caching,
-        max_pinned_blocks=None if pinned is None else pinned // (pool.geometry.bytes_per_token * size),
+        max_pinned_blocks=(num_blocks + in_host) // 4 if pinned is None else pinned // block_bytes,
         lanes=Lanes.create(functools.partial(use_torch_threads, 1)),
     )
     trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
@@ -234,7 +239,7 @@ def _caches(
         except ValueError as error:
             reject("max_disk_cache", config.max_disk_cache, str(error))
     cache.put_on(*disk)
-    if in_host := _host_blocks(config, pool.geometry):
+    if in_host:
         host = create(in_host, first_block=num_blocks)
         host.put_on(CacheStore(pool, cache, takes=False), *disk)
         cache.put_on(CacheStore(pool, host, takes=True), *disk)

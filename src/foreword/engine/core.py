@@ -121,7 +121,10 @@ class EngineCore:
         """
         cache, pool = self.scheduler.holder_of(namespace, token_ids), self.runner.pool
         try:
-            return cache.pin(namespace, token_ids, now_s=time.monotonic(), ttl_s=ttl_s, renewed=renewed)
+            return cache.pin(
+                namespace, token_ids, now_s=time.monotonic(), ttl_s=ttl_s, renewed=renewed,
+                elsewhere=sum(home.pins.num_blocks for home in self.scheduler.homes if home is not cache),
+            )  # fmt: skip
         except PinsFullError as error:
             block = pool.geometry.bytes_per_token * pool.block_size
             most, pinned, needed = (f"{count * block:,} bytes" for count in (error.most, error.pinned, error.needed))
@@ -160,6 +163,8 @@ class EngineCore:
             tokens_generated=self._tokens_generated,
             preemptions=scheduler.stats.preemptions,
             evictions=scheduler.cache.evictions,
+            swap_blocks_total=0 if scheduler.host is None else scheduler.host.allocator.num_blocks,
+            swap_blocks_free=0 if scheduler.host is None else scheduler.host.allocator.num_free,
             steps=self.runner.num_steps,
             prefill_tokens_per_s=self.prefill_speed,
             kv_tiles_used=self.runner.ops.tiles_used,

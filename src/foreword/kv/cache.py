@@ -202,14 +202,21 @@ class KVCacheManager:
         return [copy for copy in self._copies if copy.target in held.blocks]
 
     def pin(
-        self, namespace: bytes, tokens: list[int], *, now_s: float, ttl_s: float | None = None, renewed: bool = False
+        self,
+        namespace: bytes,
+        tokens: list[int],
+        *,
+        now_s: float,
+        ttl_s: float | None = None,
+        renewed: bool = False,
+        elsewhere: int = 0,
     ) -> Pinned:
         """Never evict what is cached of ``tokens``, for ``ttl_s`` seconds from ``now_s`` or until it is unpinned.
 
         A prefix that ends inside a block pins that whole block. What is not cached cannot be pinned: the result says
         how many tokens are, 0 where none was. The same prefix may be pinned several times and then takes as many
         unpins; the longest time asked for counts, and when it has passed all of them lapse. A ``renewed`` pin counts
-        once however often it is made, and ends with its time only.
+        once however often it is made, and ends with its time only. The cap counts pinned blocks ``elsewhere`` too.
 
         Raises:
             ValueError: ``ttl_s`` is not positive.
@@ -222,7 +229,7 @@ class KVCacheManager:
         blocks = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
         if not blocks:
             return Pinned(0, 0)
-        self.pins.check_room(blocks)
+        self.pins.check_room(blocks, elsewhere)
         key, deadline_s = PinKey(namespace, tuple(tokens), renewed), float("inf") if ttl_s is None else now_s + ttl_s
         pin = Pin(match.num_tokens, blocks, *self._last_place(namespace, match, tokens), 1, deadline_s)
         self.allocator.share(blocks)  # a pin uses its blocks like a sequence that never ends

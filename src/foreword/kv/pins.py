@@ -91,11 +91,12 @@ class PinLedger:
     def get(self, key: PinKey) -> Pin | None:
         return self._pins.get(key)
 
-    def check_room(self, blocks: list[int]) -> None:
-        """Raises ``PinsFullError`` if pins on ``blocks`` would pass the cap."""
-        fresh = sum(block not in self._counts for block in blocks)
-        if fresh and self.num_blocks + fresh > self.max_blocks:
-            raise PinsFullError(fresh, self.num_blocks, self.max_blocks)
+    def check_room(self, blocks: list[int], elsewhere: int = 0) -> None:
+        """Raises ``PinsFullError`` if pins on ``blocks``, with those on ``elsewhere`` blocks of other caches, would
+        pass the cap."""
+        fresh, pinned = sum(block not in self._counts for block in blocks), self.num_blocks + elsewhere
+        if fresh and pinned + fresh > self.max_blocks:
+            raise PinsFullError(fresh, pinned, self.max_blocks)
 
     def add(self, key: PinKey, pin: Pin) -> None:
         """Enter a pin that was not there."""

@@ -148,13 +148,25 @@ def test_a_marked_beginning_is_pinned(unpinned: Engine) -> None:
     assert llm.explain([("system", RULES + "The time is 12:47."), ("human", question)]).matched_tokens >= rules
 
 
-def test_marked_tools_are_pinned(unpinned: Engine) -> None:
+_MARK = {"cache_control": {"type": "ephemeral"}}
+_FORECAST = {"type": "function", "function": {"name": "forecast", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        _FORECAST | _MARK,
+        {"type": "function", "function": {"name": "forecast", "parameters": {"type": "object"}} | _MARK},
+        {"name": "forecast", "description": "Rain?", "input_schema": {"type": "object", "properties": {}}} | _MARK,
+    ],
+    ids=["beside the function", "in it", "Anthropic's"],
+)
+def test_marked_tools_are_pinned(unpinned: Engine, marked: dict[str, Any]) -> None:
     llm = ChatForeword(engine=unpinned, temperature=0, max_tokens=32)
-    definition = {"type": "function", "function": {"name": "forecast", "parameters": {"type": "object"}}}
-    bound = llm.bind_tools([definition | {"cache_control": {"type": "ephemeral"}}])
-    bound.invoke(chat("noon"))
+    llm.bind_tools([marked]).invoke(chat("noon"))
     assert 0 < unpinned.stats().blocks_pinned <= unpinned.stats().blocks_cached
-    assert llm.bind_tools([definition]).explain(chat("noon")).reason == "complete"
+    plain: dict[str, Any] = {name: value for name, value in marked.items() if name != "cache_control"}
+    assert llm.bind_tools([plain]).explain(chat("noon")).reason == "complete"
 
 
 def test_a_wrong_mark_is_named(engine: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from foreword import Engine
 from foreword.kv.tiers import TieredCache
-from support import assert_idle, assert_same_bits, generate_recorded, random_ids
+from support import assert_idle, assert_same_bits, generate_recorded, random_ids, tiny_token_bytes
 
 NewEngine = Callable[..., Engine]
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -101,6 +101,25 @@ def test_memory_first_and_the_disk_for_the_rest(new_tiny: NewEngine, tmp_path: P
     assert_idle(engine)
 
 
+def test_one_cap_for_the_pins_of_both(new_tiny: NewEngine) -> None:
+    block = 16 * tiny_token_bytes()
+    engine = new_tiny(blocks=12, block_size=16, swap_space=40 * block, max_pinned_memory=8 * block)
+    other = random_ids(1, 90)  # six blocks
+    engine.generate(other, max_tokens=1)
+    engine.warm(PROMPT, pin=True)  # five of the pool
+    crowd(engine)
+    engine.save()
+    with pytest.raises(ValueError, match=f"{5 * block:,} bytes are pinned.*needs {6 * block:,} bytes more"):
+        engine.pin(other)
+    assert engine.unpin(PROMPT)
+    assert engine.pin(other) == 90
+    stats = engine.stats()
+    assert (stats.blocks_pinned, stats.swap_blocks_total) == (6, 40)
+    assert stats.swap_blocks_free < 40
+
+
 def test_a_wrong_size_names_the_option(new_tiny: NewEngine) -> None:
+    with pytest.raises(ValueError, match=r"swap_space=1 is not valid: a KV block takes \d+ bytes"):
+        new_tiny(swap_space=1)
     with pytest.raises(ValueError, match="swap_space"):
         new_tiny(swap_space=-1)
