@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
-"""Products with weights of 4 and 8 bits, which become numbers in registers, and batch-invariant ones with plain weights.
+"""Products with weights of 4 and 8 bits, which become numbers in registers, and batch-invariant ones with plain ones.
 
 For few rows a product is bound by reading the weight, so the inputs are split among programs until the device is busy
 (split-K); each split leaves partial sums, which a second kernel adds in ascending order. For many rows a program walks
@@ -82,7 +82,7 @@ def product_kernel(
         start = tl.program_id(2).to(tl.int64) * num_rows * num_outputs
         tl.store(output + start + target, total, mask=inside)
     else:
-        result = _finished(total, factors, bias, held[None, :], FORMAT, BIAS)
+        result = _finished(total, factors, bias, column[None, :], num_outputs, FORMAT, BIAS)
         tl.store(output + target, result.to(output.dtype.element_ty), mask=inside)
 
 
@@ -104,17 +104,17 @@ def _sum(
             low_x = _inputs(rows, begin + within, num_inputs, EVEN, DOT)
             high_x = _inputs(rows, begin + HALF + within, num_inputs, EVEN, DOT)
             if FORMAT == "int4":
-                packed = tl.load(tile)
+                packed = tl.load(tile).to(tl.uint32)
                 word = tl.load(factors + begin // GROUP * wide + column)
                 other = word
                 if GROUP % (2 * HALF):
                     other = tl.load(factors + (begin + HALF) // GROUP * wide + column)
-                low = _int4(packed & 0xF, word, ZERO_POINTS).to(DOT)
-                high = _int4(packed >> 4, other, ZERO_POINTS).to(DOT)
+                low = _int4(packed << 16, word, ZERO_POINTS).to(DOT)
+                high = _int4(packed << 12, other, ZERO_POINTS).to(DOT)
             else:
                 word = tl.load(factors + step * wide + column)
-                low = ((byte_to_float(tl.load(tile)) - 128.0) * _half_float(word)[None, :]).to(DOT)
-                high = ((byte_to_float(tl.load(tile + HALF)) - 128.0) * _half_float(word >> 16)[None, :]).to(DOT)
+                low = (byte_to_float(tl.load(tile), 128.0) * _half_float(word)[None, :]).to(DOT)
+                high = (byte_to_float(tl.load(tile + HALF), 128.0) * _half_float(word >> 16)[None, :]).to(DOT)
             acc = tl.dot(low_x, low, acc, input_precision="tf32x3")
             acc = tl.dot(high_x, high, acc, input_precision="tf32x3")
     else:
@@ -146,27 +146,29 @@ def _half_float(word):
 
 
 @triton.jit
-def _int4(number, word, ZERO_POINTS: tl.constexpr):
-    """Numbers below 16 ``[HALF, COLUMNS]`` with the scales and offsets ``word [COLUMNS]``."""
-    value = byte_to_float(number)
-    scale = _half_float(word)[None, :]
-    offset = _half_float(word >> 16)[None, :]
-    if ZERO_POINTS:
-        return (value - offset) * scale
-    return tl.fma(value, scale, offset)
+def _int4(bits, word, ZERO_POINTS: tl.constexpr):
+    """Values of the numbers below 16 in bits 16 .. 19 ``[HALF, COLUMNS]``, with scales and offsets ``word [COLUMNS]``.
+
+    The numbers are set in the mantissa of 128, and what that adds is taken from the offset: one operation for each
+    value, with an error of less than 2**-16 scales.
+    """
+    raised = ((bits & 0xF0000) | 0x43000000).to(tl.float32, bitcast=True)
+    scale = _half_float(word)
+    offset = _half_float(word >> 16)
+    shift = -(offset + 128.0) * scale if ZERO_POINTS else tl.fma(scale, -128.0, offset)
+    return tl.fma(raised, scale[None, :], shift[None, :])
 
 
 @triton.jit
-def _finished(total, factors, bias, column, FORMAT: tl.constexpr, BIAS: tl.constexpr):
-    """The sums with the scale of an output and its bias. One rounding each way, whichever kernel does it."""
-    if FORMAT == "fp8":
-        scale = tl.load(factors + column)
-        if BIAS:
-            return tl.fma(total, scale, tl.load(bias + column).to(tl.float32))
-        return total * scale
+def _finished(total, factors, bias, column, num_outputs, FORMAT: tl.constexpr, BIAS: tl.constexpr):
+    """The sums with the scale of an output and its bias, by the same operations in whichever kernel."""
+    inside = column < num_outputs
+    shift = 0.0
     if BIAS:
-        return total + tl.load(bias + column).to(tl.float32)
-    return total
+        shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    if FORMAT == "fp8":
+        return tl.fma(total, tl.load(factors + column, mask=inside, other=0.0), shift + tl.zeros_like(total))
+    return total + shift
 
 
 @triton.jit
@@ -183,7 +185,7 @@ def sum_kernel(
     for _ in range(splits):
         total += tl.load(source, mask=inside, other=0.0)
         source += split_stride
-    result = _finished(total, factors, bias, tl.minimum(column, num_outputs - 1), FORMAT, BIAS)
+    result = _finished(total, factors, bias, column, num_outputs, FORMAT, BIAS)
     tl.store(output + start + column, result.to(output.dtype.element_ty), mask=inside)
 
 
@@ -203,7 +205,7 @@ def choose_tiles(dtype: torch.dtype, form: WeightFormat, num_rows: int, *, deter
     if deterministic:
         return Tiles(_DETERMINISTIC_ROWS, 64, 4, 4)
     if num_rows <= FEW_ROWS:
-        return Tiles(16, 64, 4, 5)
+        return Tiles(16, 128, 4, 5)
     return Tiles(64, 128, 4, 3) if num_rows <= 64 or form == "plain" else Tiles(128, 128, 8, 3)
 
 
@@ -211,7 +213,7 @@ def split_steps(weight_shape: tuple[int, int], columns: int, step: int) -> int:
     """Steps of a split of a weight ``(out, in)``, if a program has ``columns`` outputs."""
     out, inputs = weight_shape
     splits = max(1, min(_PROGRAMS // triton.cdiv(out, columns), inputs // _LEAST_SPLIT))
-    return max(1, triton.cdiv(triton.cdiv(inputs, step), splits))
+    return int(triton.cdiv(triton.cdiv(inputs, step), splits))
 
 
 def product_options(

@@ -115,10 +115,8 @@ def _launch(
     options: dict[str, Any],
 ) -> None:
     width, heads = options["WIDTH"], options["HEADS"]
-    for part in (x, residual):
-        if part is not None and (
-            part.shape != x.shape or (part.shape[0] and part[0].stride() != x.new_empty(x.shape[1:]).stride())
-        ):
+    for part in (x, x if residual is None else residual):
+        if part.shape != x.shape or part.stride()[1:] != (width, 1)[3 - x.dim() :]:
             raise ValueError(f"rows of shape {tuple(part.shape)} and strides {part.stride()}: their elements must lie "
                              f"side by side, as many as in {tuple(x.shape)}")  # fmt: skip
     if len(x):

@@ -53,6 +53,6 @@ def decode_e4m3(byte):
 
 
 @triton.jit
-def byte_to_float(byte):
-    """A byte's unsigned value in float32: set as the lowest bits of 2**23, which costs less than a conversion."""
-    return (byte.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+def byte_to_float(byte, ZERO: tl.constexpr):
+    """A byte minus ``ZERO`` in float32: set as the lowest bits of 2**23, which costs less than a conversion."""
+    return (byte.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)

@@ -166,7 +166,7 @@ def _group(inputs: int, out: int, qzeros: Tensor, scales: Tensor) -> int:
 
 
 def _unpacked(words: Tensor, order: tuple[int, ...]) -> Tensor:
-    """``[R, C]`` int32 to ``[R, 8 * C]`` uint8 below 16: bits ``4 * i ..`` of word ``c`` become ``8 * c + order[i]``."""
+    """``[R, C]`` int32 to ``[R, 8 * C]`` uint8 below 16: bits ``4 * i ..`` of word ``c`` are ``8 * c + order[i]``."""
     shifts = torch.empty(8, dtype=torch.int32, device=words.device)
     for i, place in enumerate(order):
         shifts[place] = 4 * i
