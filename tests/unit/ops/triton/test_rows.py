@@ -93,6 +93,7 @@ def test_rows_that_cannot_be_read_are_refused() -> None:
 
 
 @DTYPES
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # to infinity, as it should
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [48, 1100])
 def test_activation(dtype: torch.dtype, kind: Activation, width: int) -> None:
