@@ -22,9 +22,9 @@ from foreword import Engine
 from interpreter import make_rows_alike
 from support import assert_idle, cold, generate_recorded, random_ids, tiny_options
 
-GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
-PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 18, 37))]
-FORKED = [*PROMPTS[2][:21], *random_ids(9, 4)]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
+PROMPTS = [random_ids(seed, length) for seed, length in enumerate((2, 17, 23))]
+FORKED = [*PROMPTS[2][:21], *random_ids(9, 3)]
 """Begins as the last prompt and leaves it within a block."""
 LONG = [random_ids(seed, length) for seed, length in enumerate((1, 16, 33, 100, 127, 128, 129, 257, 400))]
 STORAGE: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
@@ -25,6 +26,7 @@ from foreword.ops.protocol import (
 from foreword.ops.triton import activation, attention, copy, kv_write, norms, sampling
 from foreword.ops.triton.attention import tile_heights
 from foreword.ops.triton.kv_write import KVFormat
+from foreword.ops.triton.layers import TritonLayers
 from foreword.ops.triton.matmul import multiply
 from foreword.ops.triton.packing import PackedWeight, pack_plain, pack_quantized
 from foreword.ops.triton.plan import AttentionPlan, PlanSettings, make_plan
@@ -56,11 +58,20 @@ def rotate_heads(x: Tensor, rotation: Rotation) -> None:
 
 
 class StepPlans:
-    """A step's attention: a plan for each window that a layer asks for, made when it first does."""
+    """A step's attention: a plan for each window that a layer asks for, made when it first does.
 
-    def __init__(self, sequences: Sequence[AttentionSequence]) -> None:
+    Attributes:
+        positions: ``[T]`` int32, of the tokens.
+    """
+
+    def __init__(self, sequences: Sequence[AttentionSequence], device: torch.device) -> None:
         self.sequences = sequences
         self.by_window: dict[int | None, AttentionPlan] = {}
+        ranges = [np.arange(each.kv_len - each.query_len, each.kv_len, dtype=np.int32) for each in sequences]
+        positions = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int32), *ranges]))
+        if device.type == "cuda":
+            positions = positions.pin_memory()
+        self.positions = positions.to(device, non_blocking=True)
 
 
 class TritonOps:
@@ -124,13 +135,8 @@ class TritonOps:
         """Products with a weight of any of :mod:`foreword.ops.triton.packing`'s layouts, on this device."""
         return lambda x: multiply(x, weight, bias, deterministic=self._deterministic)
 
-    def fuse(  # primitive by primitive
-        self,
-        shape: DecoderShape,  # noqa: ARG002
-        layers: Sequence[LayerWeights],  # noqa: ARG002
-        final_norm: Tensor,  # noqa: ARG002
-    ) -> FusedLayers | None:
-        return None
+    def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers:
+        return TritonLayers(self, shape, layers, final_norm)
 
     def calibrate(self, shape: DecoderShape, kv_dtype: torch.dtype, directory: Path) -> None:
         """Nothing to measure: plans are weighed by how many programs the device runs at the same time, which it tells,
@@ -154,7 +160,7 @@ class TritonOps:
         kv_write.store(key, value, layer, slots)
 
     def plan_attention(self, sequences: Sequence[AttentionSequence]) -> Any:
-        return StepPlans(sequences)
+        return StepPlans(sequences, self._device)
 
     def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:
         found = plan.by_window.get(spec.window)

@@ -201,7 +201,7 @@ class Tiles(NamedTuple):
 def choose_tiles(dtype: torch.dtype, form: WeightFormat, num_rows: int, *, deterministic: bool) -> Tiles:
     """For ``num_rows`` rows of ``dtype``; of deterministic products the same for all numbers."""
     if dtype == torch.float32:
-        return Tiles(16, 32, 4, 2)
+        return Tiles(16, 64, 4, 2)
     if deterministic:
         return Tiles(_DETERMINISTIC_ROWS, 64, 4, 4)
     if num_rows <= FEW_ROWS:
