@@ -16,8 +16,10 @@ def dot(_: Any, a: Any, b: Any, c: Any, *__: Any) -> Any:
     return TensorHandle(product + c.data, c.dtype.scalar)
 
 
-def make_rows_alike() -> None:
-    """From here on in this process, under the interpreter."""
-    from triton.runtime.interpreter import InterpreterBuilder
+def prepare() -> None:
+    """From here on in this process, under the interpreter: rows alike, and a fifth of the time saved by leaving out
+    the checks of integers for overflow."""
+    from triton.runtime import interpreter
 
-    InterpreterBuilder.create_dot = dot
+    interpreter.InterpreterBuilder.create_dot = dot
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)

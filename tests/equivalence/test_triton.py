@@ -56,10 +56,9 @@ def test_results_are_those_of_the_cpu(results: dict[str, Rows], tiny: Callable[.
 
 @pytest.mark.parametrize("storage", STORAGE)
 def test_results_of_fewer_bits(results: dict[str, Rows], tiny: Callable[..., Engine], storage: str) -> None:
-    """Quantised weights and KV mean the same; and the batch changes no bit."""
-    expected = cold(tiny(kernels="torch", **STORAGE[storage]), PROMPTS[1:2], **GREEDY)
+    """Quantised weights and KV mean the same."""
+    expected = cold(tiny(kernels="torch", **STORAGE[storage]), PROMPTS[:2], **GREEDY)
     assert_close(results[storage], expected, CLOSE[storage])
-    assert_same_bits(results[f"{storage}, batched"], results[storage])
 
 
 @pytest.mark.parametrize("way", ["batched", "cached", "chunked"])
