@@ -9,12 +9,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
 import torch
 
 from foreword import Engine
@@ -22,6 +20,7 @@ from support import assert_same_bits, cold
 
 from .triton_engine import FORKED, GREEDY, LONG, PROMPTS, STORAGE, Rows
 
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only")
 PROGRAM = Path(__file__).with_name("triton_engine.py")
 CLOSE = {"float32": 2e-5, "int8": 2e-5, "int4 and int8 KV": 0.05}
 """Of logits that reach 5. KV in 8 bits: a value that is rounded the other way."""

@@ -58,7 +58,7 @@ def product_case(
     partial sums."""
     nothing = torch.empty(0)
     weight = PackedWeight(form, nothing, nothing, (4096, 4096), group, zero_points)
-    tiles = choose_tiles(dtype, form, num_rows, deterministic=deterministic)
+    tiles = choose_tiles(dtype, weight.half, num_rows, deterministic=deterministic)
     options = product_options(
         dtype, weight, tiles, fold=deterministic and not partial, partial=partial, bias=not partial,
         native_fp8=arch >= 89,

@@ -27,7 +27,7 @@ from foreword.ops.triton.numeric import INTERPRETED, byte_to_float, decode_e4m3
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from foreword.ops.triton.packing import PackedWeight, WeightFormat
+    from foreword.ops.triton.packing import PackedWeight
 
 FEW_ROWS = 16
 """Up to so many rows the inputs are split."""
@@ -198,15 +198,20 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-def choose_tiles(dtype: torch.dtype, form: WeightFormat, num_rows: int, *, deterministic: bool) -> Tiles:
-    """For ``num_rows`` rows of ``dtype``; of deterministic products the same for all numbers."""
+def choose_tiles(dtype: torch.dtype, half: int, num_rows: int, *, deterministic: bool) -> Tiles:
+    """For ``num_rows`` rows of ``dtype``; of deterministic products the same for all numbers.
+
+    Args:
+        half: inputs of half a step of the weight. With 64 they take the more registers: by the ahead-of-time suite the
+            highest tile does not fit every device's, and the deterministic one needs more warps.
+    """
     if dtype == torch.float32:
         return Tiles(16, 64, 4, 2)
     if deterministic:
-        return Tiles(_DETERMINISTIC_ROWS, 64, 4, 4)
+        return Tiles(_DETERMINISTIC_ROWS, 64, 8 if half == 64 else 4, 4)
     if num_rows <= FEW_ROWS:
         return Tiles(16, 128, 4, 5)
-    return Tiles(64, 128, 4, 3) if num_rows <= 64 or form == "plain" else Tiles(128, 128, 8, 3)
+    return Tiles(64, 128, 4, 3) if num_rows <= 64 or half == 64 else Tiles(128, 128, 8, 3)
 
 
 def split_steps(weight_shape: tuple[int, int], columns: int, step: int) -> int:
@@ -254,7 +259,7 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, det
     output = torch.empty((num_rows, out), dtype=x.dtype, device=x.device)
     if not num_rows:
         return output
-    tiles = choose_tiles(x.dtype, weight.form, num_rows, deterministic=deterministic)
+    tiles = choose_tiles(x.dtype, weight.half, num_rows, deterministic=deterministic)
     few = num_rows <= (tiles.rows if deterministic else FEW_ROWS)
     split = split_steps(weight.shape, tiles.columns, 2 * weight.half) if few or deterministic else weight.steps
     splits = triton.cdiv(weight.steps, split)

@@ -124,7 +124,7 @@ def test_tiles_and_splits() -> None:
     """A deterministic product has one height of tiles; splits follow from the weight alone, cover it and are no shorter
     than worth it."""
     for dtype in LAST_PLACE:
-        assert len({choose_tiles(dtype, "int4", rows, deterministic=True) for rows in (1, 16, 17, 64, 65, 999)}) == 1
+        assert len({choose_tiles(dtype, 32, rows, deterministic=True) for rows in (1, 16, 17, 64, 65, 999)}) == 1
     assert [split_steps((out, 4096), 128, 64) for out in (1, 4096, 14336, 128256)] == [8, 8, 16, 64]
     assert split_steps((64, 64), 32, 64) == 1
     assert split_steps((64, 1100), 32, 64) == 9
