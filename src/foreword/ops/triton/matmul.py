@@ -7,8 +7,8 @@ over all inputs. The splits follow from the weight's shape alone.
 
 With ``deterministic`` a tile has the same height for all numbers of rows, and programs for many rows walk over the same
 splits, each summed up by itself, and add their sums in the same order: so a row's bits depend on nothing but the row.
-(He et al. 2025, "Defeating nondeterminism in LLM inference", tell why libraries' products lack that.) Without, all
-products of up to 16 rows have the same bits, and so have all of more.
+(He et al. 2025, "Defeating nondeterminism in LLM inference", tells why libraries' products lack that.) Without, a row
+may have other bits among up to 16 rows, among up to 64, and among more.
 
 No GPU has run these kernels yet; they are tested under Triton's interpreter and compiled ahead of time.
 """

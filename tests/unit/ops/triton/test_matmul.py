@@ -111,8 +111,7 @@ def test_deterministic_rows(form: str, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("small_splits", "rows_alike")
 @pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
 def test_few_rows_and_many(form: str) -> None:
-    """Without ``deterministic``, the bits of a row are the same among all products of up to 16 rows, and among all of
-    more."""
+    """Without ``deterministic``, a row has the same bits among any number of up to 16 rows, and of up to 64."""
     packed, _ = made(form, 40, 256, torch.float16)
     x = torch.randn(36, 256).half().to(DEVICE)
     few, many = multiply(x[:16], packed), multiply(x, packed)
