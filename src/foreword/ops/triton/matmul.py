@@ -202,13 +202,13 @@ def choose_tiles(dtype: torch.dtype, half: int, num_rows: int, *, deterministic:
     """For ``num_rows`` rows of ``dtype``; of deterministic products the same for all numbers.
 
     Args:
-        half: inputs of half a step of the weight. With 64 they take the more registers: by the ahead-of-time suite the
-            highest tile does not fit every device's, and the deterministic one needs more warps.
+        half: inputs of half a step of the weight. With 64 the highest tile takes more registers than every device has,
+            by the ahead-of-time suite.
     """
     if dtype == torch.float32:
         return Tiles(16, 64, 4, 2)
     if deterministic:
-        return Tiles(_DETERMINISTIC_ROWS, 64, 8 if half == 64 else 4, 4)
+        return Tiles(_DETERMINISTIC_ROWS, 64, 8, 4)
     if num_rows <= FEW_ROWS:
         return Tiles(16, 128, 4, 5)
     return Tiles(64, 128, 4, 3) if num_rows <= 64 or half == 64 else Tiles(128, 128, 8, 3)
