@@ -76,7 +76,7 @@ def test_the_same_bits_after_a_preemption(results: dict[str, Rows]) -> None:
 
 @pytest.mark.soak
 def test_longer_prompts(tiny_dir: Path, tmp_path: Path, tiny: Callable[..., Engine]) -> None:
-    """Over several tiles, with each storage, in every way."""
+    """Over two tiles, with each storage, in every way."""
     found = run(tiny_dir, tmp_path / "results.pt", "soak")
     for name in ("float32", *STORAGE):
         options = STORAGE.get(name, {})
