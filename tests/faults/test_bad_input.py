@@ -55,6 +55,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *[("max_num_batched_tokens", v) for v in (0, -5, 2.5, "many")],
     *[("max_model_len", v) for v in (0, -1, 2.5, "long", 10**6)],
     *[("gpu_memory_utilization", v) for v in (0, -0.1, 1.1, NAN, "90%", None)],
+    *[("deterministic", v) for v in (1, "yes", None)],
     *[("kv_cache_memory", v) for v in (0, -1, "", "lots", "5 parsecs", "-1MB", 1.5, True)],
     *[("seed", v) for v in (1.5, "x", True)],
     *[("scheduling_policy", v) for v in ("fastest", 5, None, object())],

@@ -19,6 +19,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help='a name from "foreword models", a checkpoint directory, a .gguf file, or a hub repository "org/name" '
         "(default: %(default)s)",
     )
+    group.add_argument("--device", default="auto", help='"cpu", "cuda" or "cuda:1" (default: a GPU if there is one)')
     group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="default: %(default)s")
     group.add_argument(
         "--quantization", default="auto", choices=["auto", "none", "int8", "int4"], help="default: %(default)s"
@@ -48,6 +49,7 @@ def open_engine(options: argparse.Namespace) -> Engine:
 
     return Engine(
         options.model,
+        device=options.device,
         dtype=options.dtype,
         quantization=None if options.quantization == "none" else options.quantization,
         kernels=options.kernels,

@@ -14,7 +14,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("auto", None, "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
-KERNELS = ("auto", "torch", "portable", "avx2", "avx512", "avx512_vnni")
+KERNELS = ("auto", "torch", "portable", "avx2", "avx512", "avx512_vnni", "triton")
 
 MAX_THREADS = 256
 
@@ -41,6 +41,7 @@ class EngineConfig:
     kv_cache_memory: int | str | None = None
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
+    deterministic: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
@@ -78,6 +79,8 @@ class EngineConfig:
             reject("block_size", self.block_size, f"give a divisor of {ATTENTION_TILE}, the attention tile")
         if self.num_threads is not None and self.num_threads > MAX_THREADS:
             reject("num_threads", self.num_threads, f"give at most {MAX_THREADS}; more than processors helps nothing")
+        if not isinstance(self.deterministic, bool):
+            reject("deterministic", self.deterministic, "give True or False")
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             reject("gpu_memory_utilization", share, "give a share in (0, 1]")

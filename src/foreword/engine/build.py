@@ -30,7 +30,7 @@ from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
 from foreword.model.load import load_model, stored_quantization
 from foreword.model.source import home, resolve
-from foreword.ops import create_ops, default_dtype
+from foreword.ops import choose_device, create_ops, default_dtype
 from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.protocol import Ops, Quantization
 from foreword.runtime.runner import ModelRunner
@@ -68,21 +68,24 @@ def build(config: EngineConfig) -> EngineParts:
     """
     policy = create_policy(config.scheduling_policy)
     eviction = create_eviction_policy(config.eviction_policy)
-    device = "cpu" if config.device == "auto" else config.device
+    device = choose_device(config.device, config.kernels)
     source = resolve(config.model)
     tokenizer = Tokenizer.from_directory(source.directory)
     model_config = ModelConfig.from_directory(source.directory)
     max_model_len = _max_model_len(config, model_config)
-    kernels = _kernels(config, model_config)
+    kernels = _kernels(config, device, model_config)
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
     quantization = _quantization(config, kernels, source.directory)
-    ops = create_ops(device, dtype, kernels, quantization is not None, config.num_threads)
+    ops = create_ops(
+        device, dtype, kernels, quantization is not None, config.num_threads,
+        block_size=config.block_size, deterministic=config.deterministic,
+    )  # fmt: skip
     ops.enter_thread()
     model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else torch.int8
     ops.calibrate(model.shape, kv_dtype, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
-    num_blocks = _num_blocks(config, geometry, max_model_len)
+    num_blocks = _num_blocks(config, geometry, max_model_len, device)
     pool = _pool(config, geometry, num_blocks, device)
     cache, host = _caches(config, pool, num_blocks, ops, eviction)
     scheduler = Scheduler(
@@ -122,13 +125,15 @@ def _say_native_kernels_are_missing() -> None:
     )
 
 
-def _kernels(config: EngineConfig, model: ModelConfig) -> str:
+def _kernels(config: EngineConfig, device: str, model: ModelConfig) -> str:
     """The kernels to use; falls back to torch for shapes that the native ones do not know."""
     from foreword.ops.cpu.native.library import SLOTS, available
 
     wanted = config.kernels
-    if wanted == "torch" or config.device not in ("auto", "cpu"):
-        return "torch"
+    if wanted in ("torch", "triton"):
+        return wanted
+    if device != "cpu":
+        return "triton" if wanted == "auto" else wanted
     if wanted == "auto" and not available():
         _say_native_kernels_are_missing()
         return "torch"
@@ -145,13 +150,13 @@ def _kernels(config: EngineConfig, model: ModelConfig) -> str:
 
 
 def _quantization(config: EngineConfig, kernels: str, directory: Path) -> Quantization | None:
-    """What ``quantization="auto"`` means: the scheme a GGUF file came in, which costs no quality, else int8; see the
-    README's table. Nothing where a ``dtype`` is asked for, or where torch would compute it no faster."""
+    """What ``quantization="auto"`` means: the scheme a GGUF file came in, which costs no quality, else int8 on the CPU;
+    see the README's table. Nothing where a ``dtype`` is asked for, or where torch would compute it no faster."""
     if config.quantization != "auto":
         return cast("Quantization | None", config.quantization)
     if kernels == "torch" or config.dtype != "auto":
         return None
-    return stored_quantization(directory) or "int8"
+    return stored_quantization(directory) or (None if kernels == "triton" else "int8")
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -161,19 +166,28 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or longest
 
 
-def _num_blocks(config: EngineConfig, geometry: KVGeometry, max_model_len: int) -> int:
+def _num_blocks(config: EngineConfig, geometry: KVGeometry, max_model_len: int, device: str) -> int:
     block_bytes = geometry.bytes_per_token * config.block_size
     budget = config.kv_cache_memory
     assert not isinstance(budget, str)  # the configuration has parsed it
     if budget is None:
         most = config.max_num_seqs * max_model_len * geometry.bytes_per_token
-        budget = min(int(KV_SHARE_OF_FREE_MEMORY * free_memory()), most)
+        budget = min(_memory_for_kv(device, config.gpu_memory_utilization), most)
     if budget < block_bytes:
         raise ModelLoadError(
             f"kv_cache_memory={budget} bytes hold no KV block of {config.model} ({block_bytes} bytes "
             f"for {config.block_size} tokens); give more memory or a smaller block_size"
         )
     return budget // block_bytes
+
+
+def _memory_for_kv(device: str, utilization: float) -> int:
+    """What the KV cache may take, now that the weights are there: a share of free main memory, or what is left of the
+    share of a GPU's memory."""
+    if device == "cpu":
+        return int(KV_SHARE_OF_FREE_MEMORY * free_memory())
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, free - int((1 - utilization) * total))
 
 
 def free_memory() -> int:
@@ -197,6 +211,8 @@ def _container_memory(unlimited: int) -> int:
 
 def _pool(config: EngineConfig, geometry: KVGeometry, num_blocks: int, device: str) -> KVPool:
     """``num_blocks`` for the KV pool, behind them those of the host tier, and one through which others go to disk."""
+    if device != "cpu" and config.swap_space:
+        reject("swap_space", config.swap_space, f"there is no host tier for device {device!r} yet: leave it out")
     num_blocks += _host_blocks(config, geometry) + (config.cache_dir is not None)
     try:
         return KVPool(geometry, num_blocks, config.block_size, device)

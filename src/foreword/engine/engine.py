@@ -33,13 +33,15 @@ class Engine(Steering):
     Args:
         model: a known name (``"smollm2-135m"``), a directory with a Hugging Face checkpoint, a ``.gguf`` file, or a
             hub repository ``"org/name"``.
-        device: "auto" or "cpu".
+        device: "cpu", "cuda", "cuda:1" and so on, or "auto": "cuda" if torch finds a GPU and Triton is installed
+            (``pip install foreword[gpu]``), else "cpu".
         dtype: of KV and unquantised weights: "float32", "bfloat16", or "auto" (bfloat16; on the torch kernels float32
             where the processor does not multiply bfloat16).
-        quantization: of the weights: "int8" or "int4" (groups of 32, activations in 8 bits), None (none), or "auto"
-            (on the native kernels what a GGUF file came in, else "int8"; None when a ``dtype`` is given).
+        quantization: of the weights: "int8" or "int4" (groups of 32; on the CPU activations in 8 bits), None
+            (none), or "auto" (what a GGUF file came in, else "int8" on the native kernels; None when a ``dtype`` is
+            given).
         kernels: on the CPU: "auto" (the best that the processor runs), "avx512_vnni", "avx512", "avx2" or "portable"
-            of the native ones, or "torch" for plain torch operations.
+            of the native ones, or "torch" for plain torch operations. On a GPU: "auto" or "triton".
         num_threads: threads that compute, on the CPU; None takes as many as torch uses.
         max_model_len: longest sequence in tokens; None takes the model's own.
         block_size: tokens per KV block, a divisor of 128.
@@ -48,6 +50,9 @@ class Engine(Steering):
         kv_cache_dtype: "auto" keeps KV in the ``dtype``; "int8" in 8 bits with a scale for each token and head, so that
             nearly twice as many tokens fit, at a small error.
         gpu_memory_utilization: share of a GPU's memory the engine may use, in (0, 1]; the CPU ignores it.
+        deterministic: on a GPU, give the same bits whatever was cached, batched, chunked or preempted, at some cost in
+            speed; without it results may differ in the last places, as libraries choose their kernels by the size of
+            the batch. On the CPU it is always so.
         max_num_seqs: sequences computed at once; more wait.
         max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None chooses.
         enable_prefix_caching: keep and reuse KV across requests.
@@ -95,6 +100,7 @@ class Engine(Steering):
         kv_cache_memory: int | str | None = None,
         kv_cache_dtype: str = "auto",
         gpu_memory_utilization: float = 0.9,
+        deterministic: bool = False,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
         enable_prefix_caching: bool = True,
@@ -120,6 +126,7 @@ class Engine(Steering):
             kv_cache_memory=kv_cache_memory,
             kv_cache_dtype=kv_cache_dtype,
             gpu_memory_utilization=gpu_memory_utilization,
+            deterministic=deterministic,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,

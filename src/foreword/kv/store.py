@@ -137,7 +137,7 @@ class DiskStore:
         return True
 
     def _read(self, block: int) -> memoryview:
-        copy: Any = self._pool.block(block).contiguous().view(torch.uint8).numpy()
+        copy: Any = self._pool.block(block).contiguous().cpu().view(torch.uint8).numpy()
         return memoryview(copy).cast("B")
 
     def _read_part(self, block: int, num_tokens: int) -> memoryview:

@@ -169,7 +169,7 @@ class _Weights:
         if blocks.shape != wanted or blocks.dtype != torch.uint8:
             found = f"shape {list(blocks.shape)} and dtype {blocks.dtype}"
             raise ModelLoadError(f"{file}: tensor {name!r} has {found}, not {list(wanted)} bytes")
-        return QuantizedWeight(scheme, blocks, shape)
+        return QuantizedWeight(scheme, blocks.to(self._device), shape)
 
     def norm(self, name: str, size: int, config: ModelConfig) -> Tensor:
         """A norm's weight. With an offset it stays in float32: in bfloat16 the sum would lose the weight's bits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,19 +12,34 @@ if TYPE_CHECKING:
 
 
 def create_ops(
-    device: str, dtype: torch.dtype, kernels: str = "auto", quantized: bool = False, num_threads: int | None = None
+    device: str,
+    dtype: torch.dtype,
+    kernels: str = "auto",
+    quantized: bool = False,
+    num_threads: int | None = None,
+    *,
+    block_size: int = 16,
+    deterministic: bool = False,
 ) -> Ops:
     """The backend for ``device``, computing in ``dtype``.
 
     Args:
-        kernels: on the CPU, the instruction set of the native kernels, ``"torch"`` for none of them, or ``"auto"``
-            for the best there are.
+        kernels: on the CPU, the instruction set of the native kernels, ``"torch"`` for none of them, ``"auto"`` for the
+            best there are, or ``"triton"`` under Triton's interpreter; on a GPU ``"triton"`` or ``"auto"``.
         quantized: weights will be quantised; if not, bfloat16 products are oneDNN's where the processor has them.
         num_threads: on the CPU; None takes torch's.
+        block_size: slots of the KV pool that lie side by side for certain, on a GPU.
+        deterministic: on a GPU, bits do not depend on the batch; on the CPU they never do.
 
     Raises:
-        ValueError: there is no backend for the device, the dtype or the kernels.
+        ValueError: there is no backend for the device, the dtype or the kernels, or it cannot run here.
     """
+    kind = device.partition(":")[0]
+    if kind == "cuda" or (kind == "cpu" and kernels == "triton"):
+        _check_triton(device, kernels)
+        from foreword.ops.triton.backend import TritonOps
+
+        return TritonOps(dtype, device, block_size=block_size, deterministic=deterministic)
     if device == "cpu":
         chosen = native_kernels() if kernels == "auto" else kernels
         if chosen is None or chosen == "torch":
@@ -34,9 +50,45 @@ def create_ops(
 
         fast = str(dtype) == "torch.bfloat16" and _has_fast_bfloat16()
         return NativeOps(dtype, chosen, num_threads, onednn=fast and not quantized)
-    if device.partition(":")[0] == "cuda":
-        raise ValueError(f"device={device!r} is not supported yet: the Triton backend is still to come; use 'cpu'")
-    raise ValueError(f"device={device!r} is not supported: use 'cpu'")
+    raise ValueError(f"device={device!r} is not supported: use 'cpu' or 'cuda'")
+
+
+def choose_device(device: str, kernels: str = "auto") -> str:
+    """What ``device="auto"`` means: a GPU if torch finds one, Triton is installed and ``kernels`` are not the CPU's."""
+    if device != "auto":
+        return device
+    if kernels not in ("auto", "triton") or not _has_triton():
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _check_triton(device: str, kernels: str) -> None:
+    """Whether Triton's kernels can run on ``device``."""
+    import torch
+
+    if kernels not in ("auto", "triton"):
+        raise ValueError(f"kernels={kernels!r} are for the CPU, not for device={device!r}; use 'auto' or 'triton'")
+    if not _has_triton():
+        raise ValueError(f"device={device!r} with Triton's kernels needs the package triton, which is not installed; "
+                         "get it with: pip install 'foreword[gpu]'")  # fmt: skip
+    if device == "cpu":
+        from foreword.ops.triton.numeric import INTERPRETED
+
+        if not INTERPRETED:
+            raise ValueError("kernels='triton' on device='cpu' run in Triton's interpreter only, which is for tests: "
+                             "set TRITON_INTERPRET=1 before Python starts, or use kernels='auto'")  # fmt: skip
+    elif not torch.cuda.is_available():
+        built = "has no CUDA in it" if torch.version.cuda is None else "finds no NVIDIA GPU or no driver for it"
+        raise ValueError(f"device={device!r} is not there: torch {torch.__version__} {built}; install a CUDA build of "
+                         "torch on a machine with an NVIDIA GPU, or use device='cpu'")  # fmt: skip
+    elif (count := torch.cuda.device_count()) <= (torch.device(device).index or 0):
+        raise ValueError(f"device={device!r} is not there: there are {count}, the first is 'cuda:0'")
 
 
 def native_kernels() -> str | None:
@@ -54,6 +106,8 @@ def default_dtype(device: str, kernels: str = "auto") -> torch.dtype:
     """
     import torch
 
+    if device == "cpu" and kernels == "triton":
+        return torch.float32  # the interpreter's bfloat16 is cut instead of rounded
     if device != "cpu" or (kernels != "torch" and native_kernels()):
         return torch.bfloat16
     from foreword.ops.cpu.linear import mkldnn_packs

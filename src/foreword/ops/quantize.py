@@ -81,7 +81,7 @@ def _int4_blocks(groups: Tensor) -> Tensor:
     least-squares fit of scale and minimum to the values chosen."""
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
     best_error = torch.full_like(low, torch.inf)
-    best = torch.zeros(len(groups), GROUP, dtype=torch.uint8)
+    best = torch.zeros(len(groups), GROUP, dtype=torch.uint8, device=groups.device)
     best_scale, best_minimum = torch.zeros_like(low, dtype=torch.float16), low.half()
     for candidate in range(_CANDIDATES):
         shrink = 0.02 * candidate * (high - low) / 2

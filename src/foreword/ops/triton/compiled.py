@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,35 +24,18 @@ from triton.compiler import ASTSource
 from foreword.ops.kv_int8 import SCALE_BYTES
 from foreword.ops.triton import attention, copy, kv_write
 from foreword.ops.triton.attention import attention_options, merge_options, tile_heights
+from foreword.ops.triton.cases import ELEMENTS, Case, all_layer_cases, some_layer_cases
 from foreword.ops.triton.kv_write import KVFormat
 from foreword.ops.triton.numeric import INTERPRETED
 from foreword.ops.triton.plan import SPLIT
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program may have, by device."""
-_ELEMENTS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _LEAST_REGISTERS = 8
 """A kernel with fewer has lost its body on the way."""
 _MOST_REGISTERS = 255
 _TRADED = 8
 """Bytes that the assembler may spill while there are registers left: for one more program to a multiprocessor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A configuration that is launched.
-
-    Attributes:
-        types: of the run-time parameters; pointers and strides are multiples of 16, as those of real tensors are.
-        constants: the compile-time parameters.
-    """
-
-    name: str
-    kernel: Any
-    types: dict[str, str]
-    constants: dict[str, Any]
-    num_warps: int
-    num_stages: int
 
 
 class Usage(NamedTuple):
@@ -95,13 +77,13 @@ def attention_case(
     pool, factors = _pool_types(dtype, form)
     types = dict.fromkeys(("items", "rows", "table"), "*i32")
     types |= dict.fromkeys(("part_values", "part_stats", "slopes"), "*fp32")
-    types |= dict.fromkeys(("query", "output"), "*" + _ELEMENTS[dtype])
+    types |= dict.fromkeys(("query", "output"), "*" + ELEMENTS[dtype])
     types |= {"key": pool, "value": pool, "key_scales": factors, "value_scales": factors}
     types |= {"query_stride": "i32", "pool_stride": "i32", "window": "i32", "scale": "fp32", "softcap": "fp32"}
     flags = {"WINDOW": window, "SOFTCAP": softcap, "ALIBI": alibi}
     constants = {"NUM_HEADS": 8 * group, "GROUP": group, "PAGE": 16, **flags, **options}
     extras = "".join(f" {name.lower()}" for name, on in flags.items() if on)
-    name = f"attention {_ELEMENTS[dtype]} {form} {head_dim} x{group} rows {rows}{' split' if split else ''}{extras}"
+    name = f"attention {ELEMENTS[dtype]} {form} {head_dim} x{group} rows {rows}{' split' if split else ''}{extras}"
     return Case(name, attention.attention_kernel, types, constants, warps, stages)
 
 
@@ -109,21 +91,21 @@ def merge_case(dtype: torch.dtype, head_dim: int) -> Case:
     """A launch of :func:`foreword.ops.triton.attention.merge_kernel`."""
     options = merge_options(32, head_dim)
     warps, stages = options.pop("num_warps"), options.pop("num_stages")
-    types = {"output": "*" + _ELEMENTS[dtype], "part_values": "*fp32", "part_stats": "*fp32"}
+    types = {"output": "*" + ELEMENTS[dtype], "part_values": "*fp32", "part_stats": "*fp32"}
     types |= {"merges": "*i32", "part_list": "*i32"}
-    return Case(f"merge {_ELEMENTS[dtype]} {head_dim}", attention.merge_kernel, types, options, warps, stages)
+    return Case(f"merge {ELEMENTS[dtype]} {head_dim}", attention.merge_kernel, types, options, warps, stages)
 
 
 def kv_write_case(dtype: torch.dtype, form: str, head_dim: int, rotated: int) -> Case:
     """A launch of :func:`foreword.ops.triton.kv_write.kv_write_kernel`."""
     layout = KVFormat(form, head_dim + (SCALE_BYTES if form == "int8" else 0))
     pool, factors = _pool_types(dtype, form)
-    types = dict.fromkeys(("query", "key", "value"), "*" + _ELEMENTS[dtype])
+    types = dict.fromkeys(("query", "key", "value"), "*" + ELEMENTS[dtype])
     types |= {"key_pool": pool, "value_pool": pool, "key_scales": factors, "value_scales": factors}
     types |= {"slots": "*i32", "positions": "*i32", "cos": "*fp32", "sin": "*fp32", "num_tokens": "i32"}
     types |= dict.fromkeys(("num_stored", "query_stride", "key_stride", "value_stride", "pool_stride"), "i32")
     constants = kv_write.constants(32 if rotated else 0, 8, head_dim, rotated, layout, positions=rotated > 0)
-    name = f"kv_write {_ELEMENTS[dtype]} {form} {head_dim} rotated {rotated}"
+    name = f"kv_write {ELEMENTS[dtype]} {form} {head_dim} rotated {rotated}"
     return Case(name, kv_write.kv_write_kernel, types, constants, kv_write.NUM_WARPS, 1)
 
 
@@ -136,7 +118,7 @@ def copy_case(words: int) -> Case:
 
 def _pool_types(dtype: torch.dtype, form: str) -> tuple[str, str]:
     """Of the pool's pointer and of that of its scales."""
-    plain = "*" + _ELEMENTS[dtype]
+    plain = "*" + ELEMENTS[dtype]
     return {"plain": (plain, plain), "int8": ("*i8", "*fp32"), "fp8": ("*u8", "*u8")}[form]
 
 
@@ -155,6 +137,7 @@ def some_cases(arch: int) -> Iterator[Case]:
     yield kv_write_case(bf16, "int8", 80, 32)
     yield kv_write_case(fp16, "fp8", 96, 0)
     yield copy_case(64)
+    yield from some_layer_cases(arch)
 
 
 def all_cases(arch: int) -> Iterator[Case]:
@@ -179,14 +162,14 @@ def all_cases(arch: int) -> Iterator[Case]:
         for form in ("plain", "int8", "fp8"):
             yield kv_write_case(bf16, form, head_dim, head_dim)
             yield kv_write_case(bf16, form, head_dim, 0)
+    yield from all_layer_cases(arch)
 
 
 def compile_case(case: Case, arch: int) -> Usage:
     """Compile for a device and measure."""
     names = case.kernel.arg_names
     signature = {name: "constexpr" if name in case.constants else case.types[name] for name in names}
-    aligned = [name for name in names if signature[name].startswith("*") or name.endswith("_stride")]
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in case.aligned}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=attributes)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)

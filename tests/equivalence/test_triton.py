@@ -1,0 +1,85 @@
+"""Triton's kernels under whole engines: the results of the CPU's kernels, and the same bits however they came to be.
+
+With ``deterministic=True`` and in float32; without a GPU under Triton's interpreter; see ``triton_engine.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword import Engine
+from support import assert_same_bits, cold
+
+from .triton_engine import FORKED, GREEDY, LONG, PROMPTS, STORAGE, Rows
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only")
+PROGRAM = Path(__file__).with_name("triton_engine.py")
+CLOSE = {"float32": 2e-5, "int8": 2e-5, "int4 and int8 KV": 0.05}
+"""Of logits that reach 5. KV in 8 bits: a value that is rounded the other way."""
+
+
+def run(model: Path, target: Path, *arguments: str) -> dict[str, Rows]:
+    command = [sys.executable, str(PROGRAM), str(model), str(target), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: dict[str, Rows] = torch.load(target)
+    return results
+
+
+@pytest.fixture(scope="module")
+def results(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+    """By name of the case: for each prompt the tokens and the logits behind them."""
+    return run(tiny_dir, tmp_path_factory.mktemp("triton") / "results.pt")
+
+
+def assert_close(rows: Rows, expected: Rows, bound: float) -> None:
+    for (ids, logits), (wanted_ids, wanted) in zip(rows, expected, strict=True):
+        assert ids == wanted_ids
+        assert (logits.cpu() - wanted).abs().max() <= bound
+
+
+def test_results_are_those_of_the_cpu(results: dict[str, Rows], tiny: Callable[..., Engine]) -> None:
+    """The same greedy tokens, and logits that differ by the rounding of float32."""
+    expected = cold(tiny(kernels="torch"), [*PROMPTS, FORKED], **GREEDY)
+    assert_close(results["alone"], expected, CLOSE["float32"])
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_results_of_fewer_bits(results: dict[str, Rows], tiny: Callable[..., Engine], storage: str) -> None:
+    """Quantised weights and KV mean the same."""
+    expected = cold(tiny(kernels="torch", **STORAGE[storage]), PROMPTS[:2], **GREEDY)
+    assert_close(results[storage], expected, CLOSE[storage])
+
+
+@pytest.mark.parametrize("way", ["batched", "cached", "chunked"])
+def test_the_same_bits(results: dict[str, Rows], way: str) -> None:
+    """All prompts in one batch, from the cache, and in chunks: as each alone."""
+    assert_same_bits(results[way], results["alone"][: len(PROMPTS)])
+
+
+def test_the_same_bits_after_a_copy_on_write(results: dict[str, Rows]) -> None:
+    assert_same_bits(results["forked"], results["alone"][len(PROMPTS) :])
+
+
+def test_the_same_bits_after_a_preemption(results: dict[str, Rows]) -> None:
+    assert_same_bits(results["preempted"], results["undisturbed"])
+
+
+@pytest.mark.soak
+def test_longer_prompts(tiny_dir: Path, tmp_path: Path, tiny: Callable[..., Engine]) -> None:
+    """Over two tiles, with each storage, in every way."""
+    found = run(tiny_dir, tmp_path / "results.pt", "soak")
+    for name in ("float32", *STORAGE):
+        options = STORAGE.get(name, {})
+        assert_close(found[name], cold(tiny(kernels="torch", **options), LONG, **GREEDY), CLOSE[name])
+        for way in ("batched", "cached", "chunked"):
+            assert_same_bits(found[f"{name}, {way}"], found[name])
