@@ -33,8 +33,8 @@ class Engine(Steering):
     Args:
         model: a known name (``"smollm2-135m"``), a directory with a Hugging Face checkpoint, a ``.gguf`` file, or a
             hub repository ``"org/name"``.
-        device: "cpu", "cuda", "cuda:1" and so on, or "auto": "cuda" if torch finds a GPU and Triton is installed
-            (``pip install foreword[gpu]``), else "cpu".
+        device: "cpu", "cuda", "cuda:1" and so on, with Triton (``pip install foreword[gpu]``), or "auto": "cpu", and
+            "cuda" with ``kernels="triton"`` where there is a GPU (no GPU has run these kernels yet).
         dtype: of KV and unquantised weights: "float32", "bfloat16", or "auto" (bfloat16; on the torch kernels float32
             where the processor does not multiply bfloat16).
         quantization: of the weights: "int8" or "int4" (groups of 32; on the CPU activations in 8 bits), None

@@ -54,10 +54,11 @@ def create_ops(
 
 
 def choose_device(device: str, kernels: str = "auto") -> str:
-    """What ``device="auto"`` means: a GPU if torch finds one, Triton is installed and ``kernels`` are not the CPU's."""
+    """What ``device="auto"`` means: a GPU if torch finds one, Triton is installed and ``kernels`` ask for it; else the
+    CPU, as no GPU has run those kernels yet."""
     if device != "auto":
         return device
-    if kernels not in ("auto", "triton") or not _has_triton():
+    if kernels != "triton" or not _has_triton():
         return "cpu"
     import torch
 

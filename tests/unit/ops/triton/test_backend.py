@@ -93,11 +93,11 @@ def test_rows_and_tokens() -> None:
 
 
 def test_what_device_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU only if there is one, with Triton, and no CPU kernels are asked for."""
+    """A GPU only if there is one, with Triton, whose kernels are asked for."""
     found = importlib.util.find_spec
     for gpu, triton, kernels, expected in (
-        (True, True, "auto", "cuda"), (True, True, "triton", "cuda"), (True, True, "torch", "cpu"),
-        (True, False, "auto", "cpu"), (False, True, "auto", "cpu"),
+        (True, True, "auto", "cpu"), (True, True, "triton", "cuda"), (True, True, "torch", "cpu"),
+        (True, False, "triton", "cpu"), (False, True, "triton", "cpu"),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         monkeypatch.setattr(
