@@ -191,7 +191,7 @@ def test_a_directory_that_cannot_be_used_costs_only_the_cache(
     new_tiny: NewEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    engine = new_tiny(cache_dir=tmp_path / "file")
+    engine = new_tiny(cache_dir=tmp_path / "file" / "kv")
     assert len(engine.generate(PROMPT, **OPTIONS).token_ids) == 12
     engine.close()
     assert any("disk" in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
