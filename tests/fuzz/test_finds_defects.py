@@ -206,7 +206,7 @@ def test_a_pin_that_holds_nothing(world: World) -> None:
 
 def test_pins_without_a_cap(world: World) -> None:
     def spoil(_: Any, core: Any) -> None:
-        core.scheduler.cache.pins.check_room = lambda _: None
+        core.scheduler.cache.pins.check_room = lambda *_: None
 
     assert "are more than" in find(world, spoil).reason
 
