@@ -254,11 +254,12 @@ def _caches(
             disk.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
         except ValueError as error:
             reject("max_disk_cache", config.max_disk_cache, str(error))
-    cache.put_on(*disk)
     if in_host:
         host = create(in_host, first_block=num_blocks)
         host.put_on(CacheStore(pool, cache, takes=False), *disk)
         cache.put_on(CacheStore(pool, host, takes=True), *disk)
+    else:
+        cache.put_on(*disk)
     return cache, host
 
 

@@ -86,8 +86,8 @@ class KVCacheManager:
 
     def can_allocate(self, match: PrefixMatch, num_tokens: int, watermark: int = 0) -> bool:
         """Whether ``allocate`` would find room and leave ``watermark`` blocks available."""
-        matched = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
-        kept = sum(self.allocator.users(block) == 0 for block in matched)  # evictable now, not once they are in use
+        # evictable now, not once they are in use
+        kept = sum(self.allocator.users(block) == 0 for block in match.all_blocks)
         fresh = self.blocks_for(num_tokens) - len(match.blocks)
         return fresh <= self.num_available - kept - watermark
 
@@ -226,7 +226,7 @@ class KVCacheManager:
             reject("ttl", ttl_s, "give a positive number of seconds, or None to pin until it is unpinned")
         self.expire_pins(now_s)
         match = self.lookup(namespace, tokens, len(tokens))
-        blocks = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
+        blocks = match.all_blocks
         if not blocks:
             return Pinned(0, 0)
         self.pins.check_room(blocks, elsewhere)

@@ -50,7 +50,7 @@ class CacheStore:
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
         """Copy what it has of ``tokens[start:limit]`` to ``blocks``."""
         match = self._cache.lookup(namespace, tokens, limit)
-        sources = match.blocks if match.tail_block is None else [*match.blocks, match.tail_block]
+        sources = match.all_blocks
         self._cache.touch(match)
         self._cache.allocator.share(sources)  # a transfer uses blocks like a sequence
 

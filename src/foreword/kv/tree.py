@@ -79,6 +79,11 @@ class PrefixMatch(NamedTuple):
     tail_block: int | None
     node: Node
 
+    @property
+    def all_blocks(self) -> list[int]:
+        """The whole ones and the one that it ends in."""
+        return self.blocks if self.tail_block is None else [*self.blocks, self.tail_block]
+
     def whole_blocks(self, block_size: int) -> PrefixMatch:
         """The match without the block it ends in."""
         return PrefixMatch(len(self.blocks) * block_size, self.blocks, None, self.node)

@@ -15,7 +15,6 @@ No GPU has run these kernels yet; they are tested under Triton's interpreter and
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ import triton
 import triton.language as tl
 
 from foreword.ops.triton.kv_write import KVFormat, kv_format, raw, scales
-from foreword.ops.triton.numeric import INTERPRETED, LOG2_E, decode_e4m3, tanh
+from foreword.ops.triton.numeric import LOG2_E, decode_e4m3, dot_type, native_fp8, tanh
 from foreword.ops.triton.plan import ITEM_FIELDS, MERGE_FIELDS
 
 if TYPE_CHECKING:
@@ -219,9 +218,6 @@ def merge_kernel(
         tl.store(target, (acc / total).to(output.dtype.element_ty), mask=inside)
 
 
-_DOT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
-
 def tile_heights(dtype: torch.dtype, head_dim: int, *, deterministic: bool) -> tuple[int, ...]:
     """The heights of tiles, in rows, among which plans may choose for queries of ``dtype``; of deterministic plans one.
 
@@ -254,7 +250,7 @@ def attention_options(
         "WIDTH": form.width,
         "FORMAT": form.name,
         "NATIVE_FP8": native_fp8,
-        "DOT": tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _DOT[dtype],
+        "DOT": dot_type(dtype),
         "ROWS": tile_rows,
         "TILE": 64 if row_bytes <= 256 and dtype.itemsize == 2 else 32,
         "SPLIT": split,
@@ -305,7 +301,7 @@ def attend(
     part_values = torch.empty((plan.num_parts, num_heads, head_dim), dtype=torch.float32, device=query.device)
     part_stats = torch.empty((plan.num_parts, num_heads, 2), dtype=torch.float32, device=query.device)
     options = attention_options(
-        query.dtype, form, head_dim, plan.tile_rows, split=plan.split, native_fp8=_native_fp8(query.device)
+        query.dtype, form, head_dim, plan.tile_rows, split=plan.split, native_fp8=native_fp8(query.device)
     )
     cap = spec.softcap
     if len(plan.items):
@@ -322,9 +318,3 @@ def attend(
             output, part_values, part_stats, plan.merges, plan.part_list, **merge_options(num_heads, head_dim)
         )
     return output
-
-
-@cache
-def _native_fp8(device: torch.device) -> bool:
-    """The device converts e4m3 by itself."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

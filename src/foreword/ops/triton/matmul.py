@@ -15,14 +15,13 @@ No GPU has run these kernels yet; they are tested under Triton's interpreter and
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from foreword.ops.triton.numeric import INTERPRETED, byte_to_float, decode_e4m3
+from foreword.ops.triton.numeric import INTERPRETED, byte_to_float, decode_e4m3, dot_type, native_fp8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +37,6 @@ _LEAST_SPLIT = 512
 """Inputs. Below these, adding up partial sums costs more than is gained."""
 SUM_BLOCK = 256
 SUM_WARPS = 4
-_DOT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @triton.jit
@@ -232,7 +230,7 @@ def product_options(
         "ZERO_POINTS": weight.zero_points,
         "EVEN": weight.shape[1] % (2 * weight.half) == 0,
         "NATIVE_FP8": native_fp8 and not INTERPRETED,
-        "DOT": tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _DOT[dtype],
+        "DOT": dot_type(dtype),
         "ROWS": tiles.rows,
         "COLUMNS": tiles.columns,
         "FOLD": fold,
@@ -267,7 +265,7 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, det
     target = torch.empty((splits, num_rows, out), dtype=torch.float32, device=x.device) if partial else output
     options = product_options(
         x.dtype, weight, tiles, fold=deterministic and not partial, partial=partial, bias=bias is not None,
-        native_fp8=_native_fp8(x.device),
+        native_fp8=native_fp8(x.device),
     )  # fmt: skip
     shift = weight.factors if bias is None else bias
     product_kernel[triton.cdiv(num_rows, tiles.rows), triton.cdiv(out, tiles.columns), splits if partial else 1](
@@ -280,9 +278,3 @@ def multiply(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, det
             FORMAT=weight.form, BIAS=bias is not None, BLOCK=SUM_BLOCK, num_warps=SUM_WARPS,
         )  # fmt: skip
     return output
-
-
-@cache
-def _native_fp8(device: torch.device) -> bool:
-    """The device converts e4m3 by itself."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

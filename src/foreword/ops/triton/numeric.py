@@ -8,6 +8,10 @@ those before sm_89, which lack the conversion.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
@@ -15,6 +19,19 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 """The kernels run in Triton's interpreter. Its bfloat16 arithmetic is wrong, so there they compute in float32."""
 
 LOG2_E = 1.4426950408889634
+
+_DOT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def dot_type(dtype: torch.dtype) -> Any:
+    """What products of ``dtype`` are computed in."""
+    return tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _DOT[dtype]
+
+
+@cache
+def native_fp8(device: torch.device) -> bool:
+    """The device converts e4m3 by itself."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @triton.jit

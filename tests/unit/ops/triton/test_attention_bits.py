@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +11,7 @@ from triton.runtime import interpreter
 
 from foreword.ops.protocol import AttentionSpec
 from foreword.ops.triton.numeric import INTERPRETED
+from interpreter import dot
 
 from .pages import Pages, Part
 
@@ -35,12 +34,7 @@ def _rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product whose rows are computed alike wherever in the tile they are, as a GPU's matrix units do: the one that
     the interpreter takes from NumPy is not such."""
     if INTERPRETED:
-        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)
-
-
-def _dot(_: Any, a: Any, b: Any, c: Any, *__: Any) -> Any:
-    product = np.einsum("mk,kn->mn", a.data.astype(np.float32), b.data.astype(np.float32))
-    return interpreter.TensorHandle(product + c.data, c.dtype.scalar)
+        monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
 def bits(
