@@ -58,7 +58,7 @@ BAD_OPTIONS: list[tuple[str, Any]] = [
     *[("deterministic", v) for v in (1, "yes", None)],
     *[("kv_cache_memory", v) for v in (0, -1, "", "lots", "5 parsecs", "-1MB", 1.5, True)],
     *[("seed", v) for v in (1.5, "x", True)],
-    *[("scheduling_policy", v) for v in ("fastest", 5, None, object())],
+    *[("scheduling_policy", v) for v in ("fastest", 5, None, object)],
     *[("eviction_policy", v) for v in ("fifo", 5, None, ["lru"])],
     *[("max_pinned_memory", v) for v in (-1, "", "lots", 1.5, True)],
     *[("cache_trace", v) for v in ("", "trace.gz", "/no/such/directory/trace")],
