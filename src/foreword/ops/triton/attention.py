@@ -298,8 +298,9 @@ def attend(
         raise ValueError(f"the query is {query.dtype} and the KV {layer.key.dtype}; give both the same dtype")
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     output[plan.num_tokens :] = 0
-    part_values = torch.empty((plan.num_parts, num_heads, head_dim), dtype=torch.float32, device=query.device)
-    part_stats = torch.empty((plan.num_parts, num_heads, 2), dtype=torch.float32, device=query.device)
+    num_parts = len(plan.part_list)
+    part_values = torch.empty((num_parts, num_heads, head_dim), dtype=torch.float32, device=query.device)
+    part_stats = torch.empty((num_parts, num_heads, 2), dtype=torch.float32, device=query.device)
     options = attention_options(
         query.dtype, form, head_dim, plan.tile_rows, split=plan.split, native_fp8=native_fp8(query.device)
     )

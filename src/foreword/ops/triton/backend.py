@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
@@ -29,7 +28,9 @@ from foreword.ops.triton.kv_write import KVFormat
 from foreword.ops.triton.layers import TritonLayers
 from foreword.ops.triton.matmul import multiply
 from foreword.ops.triton.packing import PackedWeight, pack_plain, pack_quantized
-from foreword.ops.triton.plan import AttentionPlan, PlanSettings, make_plan
+from foreword.ops.triton.plan import PlanDraft, PlanSettings
+from foreword.ops.triton.planner import draft_plan
+from foreword.ops.triton.step import StepPlans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,23 +56,6 @@ def rotate_heads(x: Tensor, rotation: Rotation) -> None:
             x, x, x, x, x, x, x, x, x, cos, sin, num_tokens, 0, x.stride(0), 0, 0, 0,
             **options, num_warps=kv_write.NUM_WARPS,
         )  # fmt: skip
-
-
-class StepPlans:
-    """A step's attention: a plan for each window that a layer asks for, made when it first does.
-
-    Attributes:
-        positions: ``[T]`` int32, of the tokens.
-    """
-
-    def __init__(self, sequences: Sequence[AttentionSequence], device: torch.device) -> None:
-        self.sequences = sequences
-        self.by_window: dict[int | None, AttentionPlan] = {}
-        ranges = [np.arange(each.kv_len - each.query_len, each.kv_len, dtype=np.int32) for each in sequences]
-        positions = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int32), *ranges]))
-        if device.type == "cuda":
-            positions = positions.pin_memory()
-        self.positions = positions.to(device, non_blocking=True)
 
 
 class TritonOps:
@@ -159,27 +143,30 @@ class TritonOps:
     def store_kv(self, key: Tensor, value: Tensor, layer: KVLayer, slots: Tensor) -> None:
         kv_write.store(key, value, layer, slots)
 
-    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> Any:
-        return StepPlans(sequences, self._device)
+    def plan_attention(self, sequences: Sequence[AttentionSequence]) -> StepPlans:
+        return StepPlans.create(sequences, self._device)
 
-    def attention(self, query: Tensor, layer: KVLayer, plan: Any, spec: AttentionSpec) -> Tensor:
+    def attention(self, query: Tensor, layer: KVLayer, plan: StepPlans, spec: AttentionSpec) -> Tensor:
         found = plan.by_window.get(spec.window)
         if found is None:
-            found = plan.by_window[spec.window] = self._plan(query, layer, plan.sequences, spec.window)
+            settings = self.plan_settings(query.dtype, query.shape[1], layer.key.shape[0], query.shape[2])
+            draft = draft_plan(plan.sequences, settings, spec.window)
+            self.count(draft)
+            found = plan.by_window[spec.window] = draft.place(self._device)
         return attention.attend(query, layer, found, spec)
 
-    def _plan(
-        self, query: Tensor, layer: KVLayer, sequences: Sequence[AttentionSequence], window: int | None
-    ) -> AttentionPlan:
-        (num_heads, head_dim), num_kv_heads = query.shape[1:], layer.key.shape[0]
-        heights = tile_heights(query.dtype, head_dim, deterministic=self._deterministic)
-        settings = PlanSettings(
-            num_kv_heads, num_heads // num_kv_heads, self._block_size, self._programs, heights, self._deterministic
-        )
-        plan = make_plan(sequences, settings, window=window, device=self._device)
-        self.tiles_used += plan.tiles_used
-        self.tiles_read += plan.tiles_read
-        return plan
+    def plan_settings(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> PlanSettings:
+        """For queries of ``dtype``."""
+        heights = tile_heights(dtype, head_dim, deterministic=self._deterministic)
+        group = num_heads // num_kv_heads
+        return PlanSettings(
+            num_kv_heads, group, self._block_size, self._programs, heights, self._deterministic
+        )  # fmt: skip
+
+    def count(self, draft: PlanDraft) -> None:
+        """Count what a plan that is carried out reads."""
+        self.tiles_used += draft.tiles_used
+        self.tiles_read += draft.tiles_read
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
         copy.copy_slots(pool, pool, copies)

@@ -27,7 +27,7 @@ from foreword.ops.triton.attention import attention_options, merge_options, tile
 from foreword.ops.triton.cases import ELEMENTS, Case, all_layer_cases, some_layer_cases
 from foreword.ops.triton.kv_write import KVFormat
 from foreword.ops.triton.numeric import INTERPRETED
-from foreword.ops.triton.plan import SPLIT
+from foreword.ops.triton.planner import SPLIT
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program may have, by device."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from foreword.ops.kv_int8 import dequantize_rows, quantize_rows, scale_width
 from foreword.ops.protocol import AttentionSequence, AttentionSpec, KVLayer, SlotRun
 from foreword.ops.triton.attention import attend, tile_heights
-from foreword.ops.triton.plan import AttentionPlan, PlanSettings, make_plan
+from foreword.ops.triton.plan import AttentionPlan, PlanSettings
+from foreword.ops.triton.planner import make_plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK = 16

@@ -91,7 +91,7 @@ def test_splits(dtype: torch.dtype, spec: AttentionSpec) -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_shared_prefix(deterministic: bool, spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree of two levels, and one that shares nothing; a prompt beside them."""
-    monkeypatch.setattr("foreword.ops.triton.plan.SPLIT", 256)
+    monkeypatch.setattr("foreword.ops.triton.planner.SPLIT", 256)
     lengths = [600, 530, 300, 590, 40]
     pages = Pages(lengths, shared=[0, 512, 256, 512, 0], scatter=True)
     parts = [(i, length - 1, length) for i, length in enumerate(lengths)] + [(4, 20, 39)]

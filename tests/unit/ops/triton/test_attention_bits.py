@@ -26,7 +26,7 @@ SMALL_SPLITS = pytest.mark.usefixtures("small_splits")
 @pytest.fixture
 def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits that short contexts have several of."""
-    monkeypatch.setattr("foreword.ops.triton.plan.SPLIT", 256)
+    monkeypatch.setattr("foreword.ops.triton.planner.SPLIT", 256)
 
 
 @pytest.fixture(autouse=True)

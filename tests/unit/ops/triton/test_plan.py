@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.protocol import AttentionSequence, SlotRun
-from foreword.ops.triton.plan import SPLIT, AttentionPlan, Capacity, PlanSettings, block_tables, make_plan
+from foreword.ops.triton.plan import AttentionPlan, Capacity, PlanSettings
+from foreword.ops.triton.planner import SPLIT, block_tables, make_plan
 
 BLOCK = 16
 HEIGHTS = (16, 32, 64, 128)
@@ -136,7 +137,7 @@ def test_a_capacity_only_adds_zeros(sequences: list[AttentionSequence], determin
         assert len(padded) == size + 5
         assert padded.untyped_storage().data_ptr() == plan.buffer.untyped_storage().data_ptr()
         assert padded.data_ptr() % 16 == plan.buffer.data_ptr() % 16
-    assert plan.num_parts == sizes[-1] + 5
+    assert len(plan.part_list) == sizes[-1] + 5
 
 
 def test_a_tree_is_read_once() -> None:
@@ -213,7 +214,7 @@ def test_block_tables() -> None:
 
 def test_a_batch_of_nothing() -> None:
     plan = make_plan([], settings())
-    assert (len(plan.items), len(plan.merges), plan.num_parts, plan.num_tokens) == (0, 0, 0, 0)
+    assert (len(plan.items), len(plan.merges), len(plan.part_list), plan.num_tokens) == (0, 0, 0, 0)
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
