@@ -96,7 +96,7 @@ def build(config: EngineConfig) -> EngineParts:
         max_num_batched_tokens=config.max_num_batched_tokens or max(CPU_TOKENS_PER_STEP, config.max_num_seqs),
         chunked_prefill=config.enable_chunked_prefill,
     )
-    runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids), device)
+    runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids))
     computed, kept = (str(each).removeprefix("torch.") for each in (dtype, kv_dtype))
     backend = f"{ops.name} kernels, {quantization or computed} weights, {kept} KV, {ops.num_threads} threads"
     logger.info(

@@ -172,6 +172,9 @@ class Ops(Protocol):
     def pad_rows(self, num_rows: int) -> int:
         """The row count, at least ``num_rows``, that this backend wants a batch to be padded to."""
 
+    def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
+        """Each as an int32 tensor on the device; nothing waits for the copy."""
+
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
         """Pack ``weight [out, in]`` (and ``bias [out]``) for repeated products."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-import torch
-
 from foreword.model.inputs import ForwardBatch
 from foreword.ops.protocol import AttentionSequence, Ops, SlotCopy, SlotRun
 from foreword.scheduling.plan import Chunk
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
     from foreword.kv.table import BlockCopy, BlockTable
 
 
-def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> ForwardBatch:
+def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int) -> ForwardBatch:
     """All chunks side by side, padded to the row count the backend wants."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -34,13 +32,9 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: str) -> F
         slots += (held.blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, chunk.end))
     num_rows = ops.pad_rows(len(token_ids))
     padding = [0] * (num_rows - len(token_ids))
-    return ForwardBatch(
-        token_ids=torch.tensor(token_ids + padding, dtype=torch.int32, device=device),
-        positions=torch.tensor(positions + padding, dtype=torch.int32, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int32, device=device),
-        attention=ops.plan_attention(sequences),
-        outputs=torch.tensor(outputs, dtype=torch.int32, device=device),
-    )
+    tensors = ops.upload(token_ids + padding, positions + padding, slots, outputs)
+    tokens, placed, slot_mapping, wanted = tensors
+    return ForwardBatch(tokens, placed, slot_mapping, ops.plan_attention(sequences), wanted)
 
 
 def wanted_positions(chunk: Chunk) -> range:

@@ -36,13 +36,12 @@ class Sample:
 class ModelRunner:
     """Runs step plans on the model. Counts forward passes in ``num_steps``."""
 
-    def __init__(self, model: Decoder, pool: KVPool, ops: Ops, sampler: Sampler, device: str) -> None:
+    def __init__(self, model: Decoder, pool: KVPool, ops: Ops, sampler: Sampler) -> None:
         self.model = model
         self.pool = pool
         self.num_steps = 0
         self.ops = ops
         self._sampler = sampler
-        self._device = device
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[Sample]:
@@ -50,7 +49,7 @@ class ModelRunner:
         size = self.pool.block_size
         if plan.copies:
             self.ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
-        batch = build_batch(plan.chunks, self.ops, size, self._device)
+        batch = build_batch(plan.chunks, self.ops, size)
         counts = [len(wanted_positions(chunk)) for chunk in plan.chunks]
         hidden = self.model.forward(batch, self.pool.layers)  # [R, hidden]
         self.num_steps += 1
@@ -64,7 +63,8 @@ class ModelRunner:
         if not last:
             return []
         if len(last) < len(hidden):
-            hidden = hidden[[row for _, row in last]]
+            (rows,) = self.ops.upload([row for _, row in last])
+            hidden = hidden.index_select(0, rows)
         logits = self.model.logits(hidden)  # [R, V]
         return self._sample([sequence for sequence, _ in last], logits)
 

@@ -63,6 +63,9 @@ class CpuOps:
     def pad_rows(self, num_rows: int) -> int:
         return linear.pad_rows(num_rows, self._smallest_rows)
 
+    def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
+        return [torch.tensor(each, dtype=torch.int32) for each in numbers]
+
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
         if isinstance(weight, QuantizedWeight):  # the quality of the scheme, without its speed
             weight = dequantize(weight).to(self.dtype)

@@ -8,6 +8,7 @@ graphs         decoding steps as CUDA graphs
 step           what attention reads in a step besides keys and values
 plan           which rows meet which KV, as arrays for the device; once per step
 planner        drafts plans
+upload         a step's integers in one copy
 shared_prefix  what of a batch's KV is shared, as a tree
 attention      paged attention and the merge of partial results
 kv_write       rotary embedding, and keys and values into the pool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
@@ -31,6 +32,7 @@ from foreword.ops.triton.packing import PackedWeight, pack_plain, pack_quantized
 from foreword.ops.triton.plan import PlanDraft, PlanSettings
 from foreword.ops.triton.planner import draft_plan
 from foreword.ops.triton.step import StepPlans
+from foreword.ops.triton.upload import upload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +106,9 @@ class TritonOps:
 
     def pad_rows(self, num_rows: int) -> int:
         return num_rows
+
+    def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
+        return upload([np.array(each, dtype=np.int32) for each in numbers], self._device)
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
         if isinstance(weight, QuantizedWeight):

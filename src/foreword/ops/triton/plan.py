@@ -11,16 +11,13 @@ arrays: an item or a merge of zeros does nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from foreword.core.config import ATTENTION_TILE as TILE
-from foreword.ops.triton.shared_prefix import Ints
+from foreword.ops.triton.upload import Ints, Shape, packed, parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +27,6 @@ ITEM_FIELDS = 8
 MERGE_FIELDS = 4
 """Row of the batch, first entry of the part list, parts; one unused."""
 _LEAST_CAPACITY = 15
-_ALIGNMENT = 4
-"""int32 elements of the 16 bytes to which every array is aligned."""
 
 
 class Capacity(NamedTuple):
@@ -146,12 +141,9 @@ class PlanDraft:
         Raises:
             ValueError: it is larger than ``capacity``.
         """
-        host, shapes = self._packed(capacity, torch.device(device))
-        buffer = host.to(device, non_blocking=True)
-        items, rows, table, merges, part_list = (
-            buffer[start : start + math.prod(shape)].view(shape)
-            for start, shape in zip(_starts(shapes), shapes, strict=False)
-        )
+        device, shapes = torch.device(device), self._shapes(capacity)
+        buffer = packed(self.arrays, shapes, device).to(device, non_blocking=True)
+        items, rows, table, merges, part_list = parts(buffer, shapes)
         tokens = self.num_tokens if num_tokens is None else num_tokens
         return AttentionPlan(
             buffer, items, rows, table, merges, part_list, tokens,
@@ -161,25 +153,13 @@ class PlanDraft:
     def replace(self, plan: AttentionPlan) -> None:
         """Put it in the place of a ``plan`` of the same tiles, with its capacities. What is frozen in a captured graph
         stays: addresses, shapes, and ``num_tokens``."""
-        device = plan.buffer.device
         arrays = plan.items, plan.rows, plan.table, plan.merges, plan.part_list
-        host, _ = self._packed(Capacity(*map(len, arrays)), device)
-        plan.buffer.copy_(host, non_blocking=True)
+        shapes = self._shapes(Capacity(*map(len, arrays)))
+        plan.buffer.copy_(packed(self.arrays, shapes, plan.buffer.device), non_blocking=True)
 
-    def _packed(self, capacity: Capacity, device: torch.device) -> tuple[Tensor, list[tuple[int, ...]]]:
-        """All arrays, each padded with zeros to its capacity, in one tensor, and their shapes."""
-        shapes = []
-        for name, array, least in zip(Capacity._fields, self.arrays, capacity, strict=True):
-            if least and len(array) > least:
-                raise ValueError(f"a plan of {len(array)} {name} is beyond the capacity of {least}; raise it")
-            shapes.append((max(len(array), least), *array.shape[1:]))
-        starts = _starts(shapes)
-        host = torch.zeros(starts[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
-        for start, array in zip(starts, self.arrays, strict=False):
-            host.numpy()[start : start + array.size] = array.reshape(-1)
-        return host, shapes
-
-
-def _starts(shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """Where each of the arrays begins in a tensor of all, and where it ends."""
-    return [0, *accumulate(-(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes)]
+    def _shapes(self, capacity: Capacity) -> list[Shape]:
+        """Of the arrays, each padded to its capacity."""
+        for name, array, most in zip(Capacity._fields, self.arrays, capacity, strict=True):
+            if most and len(array) > most:
+                raise ValueError(f"a plan of {len(array)} {name} is beyond the capacity of {most}; raise it")
+        return [(most or len(array), *array.shape[1:]) for array, most in zip(self.arrays, capacity, strict=True)]

@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int32]
+from foreword.ops.triton.upload import Ints
 
 
 class Segment(NamedTuple):

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from foreword.ops.protocol import AttentionSequence
 from foreword.ops.triton.plan import AttentionPlan
+from foreword.ops.triton.upload import upload
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -31,10 +32,8 @@ class StepPlans:
     @classmethod
     def create(cls, sequences: Sequence[AttentionSequence], device: torch.device) -> StepPlans:
         ranges = [np.arange(each.kv_len - each.query_len, each.kv_len, dtype=np.int32) for each in sequences]
-        positions = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int32), *ranges]))
-        if device.type == "cuda":
-            positions = positions.pin_memory()
-        return cls(positions.to(device, non_blocking=True), sequences)
+        (positions,) = upload([np.concatenate([np.zeros(0, dtype=np.int32), *ranges])], device)
+        return cls(positions, sequences)
 
     @property
     def decodes(self) -> bool:
