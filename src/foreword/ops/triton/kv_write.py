@@ -76,7 +76,7 @@ def scales(x: Tensor) -> Tensor:
     return x.view(torch.float32) if x.dtype == torch.int8 else raw(x)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_stored"])  # other numbers need no other code
 def kv_write_kernel(
     query, key, value, key_pool, value_pool, key_scales, value_scales, slots, positions, cos, sin,
     num_tokens, num_stored, query_stride, key_stride, value_stride, pool_stride,

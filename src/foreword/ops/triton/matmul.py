@@ -39,7 +39,7 @@ SUM_BLOCK = 256
 SUM_WARPS = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # other numbers need no other code
 def product_kernel(
     x, weight, factors, bias, output, num_rows, num_outputs, num_inputs, x_stride, num_steps, split,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, ZERO_POINTS: tl.constexpr, EVEN: tl.constexpr,

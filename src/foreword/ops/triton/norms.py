@@ -23,7 +23,7 @@ _ELEMENTS = 2048
 """Of a program, as far as its rows are short."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # other numbers need no other code
 def norm_kernel(
     x, residual, weight, key_weight, total, output, num_rows, x_stride, residual_stride, output_stride, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, QUERY_HEADS: tl.constexpr,
