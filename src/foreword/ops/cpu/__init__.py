@@ -21,8 +21,8 @@ from foreword.ops.protocol import (
     KVLayer,
     LayerWeights,
     LinearOp,
-    QuantizedWeight,
     SlotCopy,
+    Weight,
 )  # fmt: skip
 from foreword.ops.quantize import dequantize
 
@@ -63,8 +63,8 @@ class CpuOps:
     def pad_rows(self, num_rows: int) -> int:
         return linear.pad_rows(num_rows, self._smallest_rows)
 
-    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
-        if isinstance(weight, QuantizedWeight):  # the quality of the scheme, without its speed
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
+        if not isinstance(weight, torch.Tensor):  # the quality of the scheme, without its speed
             weight = dequantize(weight).to(self.dtype)
         product = linear.pack_linear(weight, bias)
         shape = tuple(weight.shape)
