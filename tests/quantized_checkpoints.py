@@ -125,17 +125,12 @@ def four_bit_weight(weight: Tensor, config: dict[str, Any]) -> FourBits:
 def q4_1(weight: FourBits) -> Tensor:
     """``[out, bytes]``: blocks of 32 inputs in the bytes of GGUF's Q4_1 with the same numbers and scales, and the
     minimum ``-zero * scale``."""
-    rows = []
-    for output in range(len(weight.numbers)):
-        row = bytearray()
-        for start in range(0, weight.numbers.shape[1], 32):
-            group = int(weight.group_of[start])
-            scale, zero = weight.scales[group, output], int(weight.zeros[group, output])
-            numbers = weight.numbers[output, start : start + 32].tolist()
-            row += scale.numpy().tobytes() + (-zero * scale.float()).half().numpy().tobytes()
-            row += bytes(low | high << 4 for low, high in zip(numbers[:16], numbers[16:], strict=True))
-        rows.append(list(row))
-    return torch.tensor(rows, dtype=torch.uint8)
+    groups = weight.group_of[::32]
+    scales = weight.scales[groups].t()  # [out, blocks]
+    minimums = (-weight.zeros * weight.scales.float())[groups].t().half()
+    halves = weight.numbers.view(len(weight.numbers), -1, 2, 16).byte()
+    header = torch.stack((scales, minimums), dim=-1).view(torch.uint8)  # [out, blocks, 4]
+    return torch.cat((header, halves[:, :, 0] + 16 * halves[:, :, 1]), dim=-1).flatten(1)
 
 
 def save_quantized(source: Path, target: Path, name: str, *, plain: tuple[str, ...] = ()) -> Path:

@@ -49,7 +49,6 @@ def compressed(**changes: Any) -> dict[str, Any]:
             CheckpointQuantization("fp8", block=(128, 64)),
         ),
     ],
-    ids=str,
 )
 def test_what_is_known(entry: Any, expected: CheckpointQuantization | None) -> None:
     assert CheckpointQuantization.parse(entry) == expected
@@ -85,7 +84,6 @@ def test_what_is_known(entry: Any, expected: CheckpointQuantization | None) -> N
         (compressed(strategy="block"), "block_structure=None"),
         ({**CONFIGS["fp8 channels"], "config_groups": [1]}, "unusable value"),
     ],
-    ids=str,
 )
 def test_what_is_unknown_is_refused_by_name(tiny_dir: Path, tmp_path: Path, entry: Any, reason: str) -> None:
     """File, key and value, and what to do instead."""
@@ -156,7 +154,6 @@ K_PROJ = {name: f"{PROJECTION}.{name}" for name in ("qweight", "qzeros", "scales
         ("fp8 blocks", "weight_scale_inv", torch.ones(2, 2), r"has shape \[2, 2\], not \[1, 2\]"),
         ("fp8 blocks", "weight", torch.ones(32, 64), "has dtype torch.float32, not torch.float8_e4m3fn"),
     ],
-    ids=str,
 )
 def test_wrong_tensors_are_named(
     checkpoints: dict[str, Path], tmp_path: Path, name: str, part: str, tensor: torch.Tensor | None, reason: str
