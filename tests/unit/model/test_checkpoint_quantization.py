@@ -162,6 +162,18 @@ def test_wrong_tensors_are_named(
         load(checkpoints[name], tmp_path, {K_PROJ[part]: tensor})
 
 
+def test_what_a_backend_cannot_hold_is_named(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the projections of the product."""
+
+    def refuse(*_: Any) -> LinearOp:
+        raise ValueError("beyond float16")
+
+    monkeypatch.setattr(Recorder, "linear", refuse)
+    directory = checkpoints["awq"]
+    with pytest.raises(ModelLoadError, match=r"self_attn\.q_proj, .*k_proj, .*v_proj cannot be used: beyond float16"):
+        load_model(directory, ModelConfig.from_directory(directory), dtype=torch.float32, ops=Recorder())
+
+
 def test_a_truncated_file_is_named(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     content = (checkpoints["awq"] / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[:-100])
