@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from foreword import Engine
-from support import assert_same_bits, cold
+from quantized_checkpoints import save_quantized
+from support import assert_same_bits, cold, tiny_options
 
-from .triton_engine import FORKED, GREEDY, LONG, PROMPTS, STORAGE, Rows
+from .triton_engine import CHECKPOINT, FORKED, GREEDY, LONG, PROMPTS, STORAGE, Rows
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only")
 PROGRAM = Path(__file__).with_name("triton_engine.py")
@@ -58,6 +59,13 @@ def test_results_of_fewer_bits(results: dict[str, Rows], tiny: Callable[..., Eng
     """Quantised weights and KV mean the same."""
     expected = cold(tiny(kernels="torch", **STORAGE[storage]), PROMPTS[:2], **GREEDY)
     assert_close(results[storage], expected, CLOSE[storage])
+
+
+def test_results_of_a_quantized_checkpoint(results: dict[str, Rows], tiny_dir: Path, tmp_path: Path) -> None:
+    """Multiplied as they are, its numbers stand for the same."""
+    stored = save_quantized(tiny_dir, tmp_path, CHECKPOINT) / "stored"
+    with Engine(str(stored), **tiny_options(kernels="torch", quantization="int4")) as engine:
+        assert_close(results[CHECKPOINT], cold(engine, PROMPTS[:2], **GREEDY), CLOSE["int8"])
 
 
 @pytest.mark.parametrize("way", ["batched", "cached", "chunked"])

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from foreword import Engine
 from interpreter import prepare
+from quantized_checkpoints import save_quantized
 from support import assert_idle, cold, generate_recorded, random_ids, tiny_options
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
@@ -31,6 +33,7 @@ STORAGE: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4 and int8 KV": {"quantization": "int4", "kv_cache_dtype": "int8"},
 }
+CHECKPOINT = "gptq desc_act"
 Rows = list[tuple[list[int], torch.Tensor]]
 
 
@@ -90,6 +93,15 @@ def stored_otherwise(model: str) -> dict[str, Rows]:
     return results
 
 
+def quantized_checkpoint(model: str) -> dict[str, Rows]:
+    """Four bits as a checkpoint has them, their inputs in another order."""
+    with TemporaryDirectory() as directory:
+        stored = save_quantized(Path(model), Path(directory), CHECKPOINT) / "stored"
+        with tiny(str(stored), quantization="int4") as engine:
+            assert " gptq weights" in engine.backend
+            return {CHECKPOINT: generate_recorded(engine, PROMPTS[:2], **GREEDY)}
+
+
 def everything(model: str) -> dict[str, Rows]:
     """Longer prompts, over two tiles: alone, in one batch, in chunks, from the cache, with each storage."""
     results = {}
@@ -104,7 +116,13 @@ def everything(model: str) -> dict[str, Rows]:
     return results
 
 
-CASES: list[Callable[[str], dict[str, Rows]]] = [alone_batched_and_cached, chunked, preempted, stored_otherwise]
+CASES: list[Callable[[str], dict[str, Rows]]] = [
+    alone_batched_and_cached,
+    chunked,
+    preempted,
+    stored_otherwise,
+    quantized_checkpoint,
+]
 
 
 def main(model: str, target: str, soak: str = "") -> None:

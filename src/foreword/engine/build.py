@@ -26,6 +26,7 @@ from foreword.kv.store import DiskStore
 from foreword.kv.tier import BlockStore
 from foreword.kv.tiers import Lanes, TieredCache
 from foreword.kv.trace import TraceRecorder
+from foreword.model.checkpoint_quantization import CheckpointQuantization
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
 from foreword.model.load import load_model, stored_quantization
@@ -75,13 +76,17 @@ def build(config: EngineConfig) -> EngineParts:
     max_model_len = _max_model_len(config, model_config)
     kernels = _kernels(config, device, model_config)
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
-    quantization = _quantization(config, kernels, source.directory)
+    stored = model_config.quantization
+    quantization, as_stored = _quantization(config, kernels, source.directory, stored)
     ops = create_ops(
         device, dtype, kernels, quantization is not None, config.num_threads,
         block_size=config.block_size, deterministic=config.deterministic,
     )  # fmt: skip
     ops.enter_thread()
-    model = load_model(source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, device=device)
+    model = load_model(
+        source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, as_stored=as_stored,
+        device=device,
+    )  # fmt: skip
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else torch.int8
     ops.calibrate(model.shape, kv_dtype, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
@@ -98,7 +103,8 @@ def build(config: EngineConfig) -> EngineParts:
     )
     runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids))
     computed, kept = (str(each).removeprefix("torch.") for each in (dtype, kv_dtype))
-    backend = f"{ops.name} kernels, {quantization or computed} weights, {kept} KV, {ops.num_threads} threads"
+    weights = stored.method if stored is not None and as_stored else quantization or computed
+    backend = f"{ops.name} kernels, {weights} weights, {kept} KV, {ops.num_threads} threads"
     logger.info(
         "%s on %s with %s: %d KV blocks of %d tokens (%.2f GB)",
         source.name, device, backend, num_blocks, config.block_size,
@@ -113,7 +119,9 @@ def build(config: EngineConfig) -> EngineParts:
             max(home.allocator.num_blocks for home in scheduler.homes) * config.block_size,
             model_config.vocab_size,
         ),
-        namespace=_namespace(config, source.directory, geometry, ops, f"{quantization} {computed}"),
+        namespace=_namespace(
+            config, source.directory, geometry, ops, f"{quantization} {computed}{' as stored' if as_stored else ''}"
+        ),
     )
 
 
@@ -149,14 +157,21 @@ def _kernels(config: EngineConfig, device: str, model: ModelConfig) -> str:
     return "torch"
 
 
-def _quantization(config: EngineConfig, kernels: str, directory: Path) -> Quantization | None:
-    """What ``quantization="auto"`` means: the scheme a GGUF file came in, which costs no quality, else int8 on the CPU;
-    see the README's table. Nothing where a ``dtype`` is asked for, or where torch would compute it no faster."""
+def _quantization(
+    config: EngineConfig, kernels: str, directory: Path, stored: CheckpointQuantization | None
+) -> tuple[Quantization | None, bool]:
+    """The scheme of plain weights, and whether those that the checkpoint has quantised are computed with as they are.
+
+    ``quantization="auto"`` means the scheme that a file came in, which costs no quality, else int8 on the CPU; see the
+    README's table. Nothing where a ``dtype`` is asked for, or where torch would compute it no faster. A scheme that is
+    asked for is what all weights get.
+    """
     if config.quantization != "auto":
-        return cast("Quantization | None", config.quantization)
+        wanted = cast("Quantization | None", config.quantization)
+        return wanted, wanted == "int4" and stored is not None and stored.bits == 4
     if kernels == "torch" or config.dtype != "auto":
-        return None
-    return stored_quantization(directory) or (None if kernels == "triton" else "int8")
+        return None, False
+    return stored_quantization(directory) or (None if kernels == "triton" else "int8"), stored is not None
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

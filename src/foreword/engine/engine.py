@@ -38,8 +38,8 @@ class Engine(Steering):
         dtype: of KV and unquantised weights: "float32", "bfloat16", or "auto" (bfloat16; on the torch kernels float32
             where the processor does not multiply bfloat16).
         quantization: of the weights: "int8" or "int4" (groups of 32; on the CPU activations in 8 bits), None
-            (none), or "auto" (what a GGUF file came in, else "int8" on the native kernels; None when a ``dtype`` is
-            given).
+            (none), or "auto" (what a GGUF file or a quantised checkpoint came in, else "int8" on the native kernels;
+            None when a ``dtype`` is given).
         kernels: on the CPU: "auto" (the best that the processor runs), "avx512_vnni", "avx512", "avx2" or "portable"
             of the native ones, or "torch" for plain torch operations. On a GPU: "auto" or "triton".
         num_threads: threads that compute, on the CPU; None takes as many as torch uses.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.core.errors import ModelLoadError
+from foreword.model.checkpoint_quantization import CheckpointQuantization
 from foreword.ops.protocol import Activation
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -62,7 +63,6 @@ _COMMON: dict[str, Any] = {
 }
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _REFUSED = (
-    "quantization_config",
     "is_encoder_decoder",
     "use_bidirectional_attention",
     "num_local_experts",
@@ -103,6 +103,7 @@ class ModelConfig:
         ropes: per layer; None rotates nothing.
         attention_softcap: scores become ``cap * tanh(scores / cap)``.
         logit_softcap: the same for the logits.
+        quantization: how the checkpoint's weights are stored; None: as plain numbers.
     """
 
     architecture: str
@@ -129,6 +130,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    quantization: CheckpointQuantization | None = None
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelConfig:
@@ -149,7 +151,7 @@ class ModelConfig:
             return _Reader(raw).build()
         except _Unsupported as error:
             raise ModelLoadError(f"{file}: {error}") from None
-        except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        except (AttributeError, TypeError, ValueError, KeyError, ZeroDivisionError) as error:
             raise ModelLoadError(f"{file}: an entry has an unusable value: {error!r}") from error
 
 
@@ -206,7 +208,14 @@ class _Reader:
             # Only Gemma 2 caps its scores; the other architectures ignore the entry.
             attention_softcap=self.softcap("attn_logit_softcapping", "Gemma2ForCausalLM"),
             logit_softcap=self.softcap("final_logit_softcapping", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
+            quantization=self.quantization(),
         )
+
+    def quantization(self) -> CheckpointQuantization | None:
+        try:
+            return CheckpointQuantization.parse(self.values.get("quantization_config"))
+        except ValueError as error:
+            raise _Unsupported(str(error)) from None
 
     def size(self, key: str) -> int:
         value = self.values.get(key)

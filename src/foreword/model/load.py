@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foreword.core.errors import ModelLoadError
+from foreword.model.checkpoint_quantization import UNUSED_SUFFIXES
 from foreword.model.config import ModelConfig
 from foreword.model.decoder import Decoder
 from foreword.model.digest import weight_files
 from foreword.model.gguf import BLOCK_SUFFIXES
 from foreword.model.rotary import RotaryTables
+from foreword.ops import grouped
 from foreword.ops.protocol import AttentionSpec, LayerWeights, QuantizedWeight
-from foreword.ops.quantize import BLOCK_BYTES, GROUP, joined, quantize
+from foreword.ops.quantize import BLOCK_BYTES, GROUP, dequantize, joined, quantize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from foreword.ops.protocol import LinearOp, Ops, Quantization
+    from foreword.ops.protocol import GroupedWeight, LinearOp, Ops, Quantization, Weight
 
 
 def load_model(
@@ -30,6 +32,7 @@ def load_model(
     dtype: torch.dtype,
     ops: Ops,
     quantization: Quantization | None = None,
+    as_stored: bool = False,
     device: str = "cpu",
 ) -> Decoder:
     """Load the weights of ``directory``, converted to ``dtype`` or quantised, and packed by ``ops``.
@@ -37,11 +40,15 @@ def load_model(
     Blocks of the wanted scheme that a GGUF file held are used as they are. The head never has fewer than 8 bits: its
     errors reach the choice of the token directly.
 
+    Args:
+        as_stored: ``ops`` get the weights of a quantised checkpoint as they are; otherwise what they stand for, which
+            is treated like the weights of any other.
+
     Raises:
         ModelLoadError: a file is missing, truncated or unreadable, or a tensor is missing, of another shape than
             ``config`` says, or unknown to the decoder. The message names the file, the tensor and the reason.
     """
-    weights = _Weights(Path(directory), dtype, quantization, device)
+    weights = _Weights(Path(directory), config, dtype, quantization, as_stored, device)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = weights.take("model.embed_tokens.weight", vocab, hidden, apart=True)
     rotary = RotaryTables(config.ropes, config.head_dim, config.max_position_embeddings, device)
@@ -75,7 +82,11 @@ def _layer(weights: _Weights, config: ModelConfig, ops: Ops, rotary: RotaryTable
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
     def fused(parts: dict[str, int], inputs: int, bias: bool) -> LinearOp:
-        return ops.linear(*weights.linear(parts, inputs, bias))
+        weight, joined_bias = weights.linear(parts, inputs, bias)
+        try:
+            return ops.linear(weight, joined_bias)
+        except ValueError as error:
+            raise ModelLoadError(f"{weights.directory}: {', '.join(parts)} cannot be used: {error}") from error
 
     def norm(name: str, size: int, present: bool = True) -> Tensor | None:
         return weights.norm(prefix + name + ".weight", size, config) if present else None
@@ -101,42 +112,70 @@ def _layer(weights: _Weights, config: ModelConfig, ops: Ops, rotary: RotaryTable
 class _Weights:
     """The tensors of a checkpoint, each taken once."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, quantization: Quantization | None, device: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        as_stored: bool,
+        device: str,
+    ) -> None:
+        self.directory = directory
+        self._stored = config.quantization
         self._dtype = dtype
         self._quantization = quantization
+        self._as_stored = as_stored
         self._device = device
-        self._directory = directory
         self._places: dict[str, tuple[Path, Any]] = {}
         for file in weight_files(directory):
             handle = _open(file)
             self._places.update((name, (file, handle)) for name in handle.keys())  # noqa: SIM118 - not a mapping
 
-    def take(self, name: str, *shape: int, apart: bool = False) -> Tensor:
-        """The tensor in the wanted dtype; memory-mapped where the file holds that dtype.
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def read(
+        self, name: str, *shapes: tuple[int, ...], dtype: torch.dtype | None = None, apart: bool = False
+    ) -> Tensor:
+        """The tensor as the file has it; see :class:`foreword.model.checkpoint_quantization.TensorSource`.
 
         ``apart``: in a mapping of its own, so that the tensor, if it is kept, does not keep the pages of all others.
         """
         if name not in self._places:
-            raise ModelLoadError(f"{self._directory}: tensor {name!r} is missing")
+            raise ModelLoadError(f"{self.directory}: tensor {name!r} is missing")
         file, handle = self._places.pop(name)
         found = tuple(handle.get_slice(name).get_shape())
-        if found != shape:
-            raise ModelLoadError(f"{file}: tensor {name!r} has shape {list(found)}, not {list(shape)}")
+        if found not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise ModelLoadError(f"{file}: tensor {name!r} has shape {list(found)}, not {wanted}")
         tensor: Tensor = (_open(file) if apart else handle).get_tensor(name)
-        if not tensor.is_floating_point():
-            raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are unsupported")
-        return tensor.to(device=self._device, dtype=self._dtype)
+        if dtype is None and (not tensor.is_floating_point() or tensor.itemsize < 2):
+            raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}; quantised weights are read where "
+                                 "quantization_config of config.json says how, and in projections only")  # fmt: skip
+        if dtype is not None and tensor.dtype != dtype:
+            raise ModelLoadError(f"{file}: tensor {name!r} has dtype {tensor.dtype}, not {dtype}")
+        return tensor.to(self._device)
 
-    def linear(self, parts: dict[str, int], inputs: int, bias: bool) -> tuple[Tensor | QuantizedWeight, Tensor | None]:
+    def take(self, name: str, *shape: int, apart: bool = False) -> Tensor:
+        """The tensor in the wanted dtype; memory-mapped where the file holds that dtype."""
+        return self.read(name, shape, apart=apart).to(self._dtype)
+
+    def linear(self, parts: dict[str, int], inputs: int, bias: bool) -> tuple[Weight, Tensor | None]:
         """``weight [sum of parts, inputs]`` and bias of several projections of one input."""
         biases = [self.take(name + ".bias", size) for name, size in parts.items()] if bias else []
         joined_bias = _joined(biases) if biases else None
-        shapes = {name + ".weight": (size, inputs) for name, size in parts.items()}
-        scheme = self._quantization
-        if scheme is None or inputs % GROUP:
-            return _joined([self.take(name, *shape) for name, shape in shapes.items()]), joined_bias
-        weights = [self._quantized(name, shape, scheme) for name, shape in shapes.items()]
-        return joined(weights), joined_bias
+        shapes = {name: (size, inputs) for name, size in parts.items()}
+        stored = {name: weight for name, shape in shapes.items() if (weight := self._grouped(name, shape)) is not None}
+        in_groups = inputs % GROUP == 0
+        as_stored = self._as_stored and in_groups and len(stored) == len(parts)
+        if as_stored and (whole := grouped.joined(list(stored.values()))):
+            return whole, joined_bias
+        if (scheme := self._quantization) is None or not in_groups:
+            plain = [self._numbers(name, shape, stored.get(name)) for name, shape in shapes.items()]
+            return _joined(plain), joined_bias
+        blocks = [self._quantized(name, shape, scheme, stored.get(name)) for name, shape in shapes.items()]
+        return joined(blocks), joined_bias
 
     def head(self, name: str, weight: Tensor) -> Tensor | QuantizedWeight:
         """The output projection ``weight``, known as ``name``."""
@@ -145,7 +184,24 @@ class _Weights:
         blocks = self._blocks(name, (weight.shape[0], weight.shape[1]), "int8")
         return blocks or self._quantize(name, weight, "int8")
 
-    def _quantized(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight:
+    def _grouped(self, name: str, shape: tuple[int, int]) -> GroupedWeight | None:
+        """The projection's weight, if the checkpoint has it quantised."""
+        if self._stored is None:
+            return None
+        try:
+            return self._stored.weight(name, shape, self)
+        except ValueError as error:
+            raise ModelLoadError(f"{self.directory}: {name} cannot be read: {error}") from error
+
+    def _numbers(self, name: str, shape: tuple[int, int], stored: GroupedWeight | None) -> Tensor:
+        return self.take(name + ".weight", *shape) if stored is None else dequantize(stored).to(self._dtype)
+
+    def _quantized(
+        self, name: str, shape: tuple[int, int], scheme: Quantization, stored: GroupedWeight | None
+    ) -> QuantizedWeight:
+        name += ".weight"
+        if stored is not None:
+            return self._quantize(name, dequantize(stored), scheme)
         blocks = self._blocks(name, shape, scheme)
         if blocks is None:
             return self._quantize(name, self.take(name, *shape), scheme)
@@ -156,7 +212,7 @@ class _Weights:
         try:
             return quantize(weight, scheme)
         except ValueError as error:
-            raise ModelLoadError(f"{self._directory}: tensor {name!r} cannot be quantised: {error}") from error
+            raise ModelLoadError(f"{self.directory}: tensor {name!r} cannot be quantised: {error}") from error
 
     def _blocks(self, name: str, shape: tuple[int, int], scheme: Quantization) -> QuantizedWeight | None:
         """The weight's blocks as the GGUF file had them, if it had them in that scheme."""
@@ -181,8 +237,10 @@ class _Weights:
 
     def finish(self) -> None:
         """Check that nothing that would change the results is left over."""
-        for name, (file, _) in self._places.items():
-            if not name.endswith(("rotary_emb.inv_freq", *BLOCK_SUFFIXES.values())):
+        unused = ("rotary_emb.inv_freq", *BLOCK_SUFFIXES.values(), *(UNUSED_SUFFIXES if self._stored else ()))
+        for name, (file, handle) in self._places.items():
+            # Programs that write GPTQ add a bias of zeros to every projection.
+            if not name.endswith(unused) and not (name.endswith(".bias") and not handle.get_tensor(name).any()):
                 raise ModelLoadError(f"{file}: tensor {name!r} is unknown to this architecture")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,38 @@ class QuantizedWeight:
     scheme: Quantization
     blocks: Tensor
     shape: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedWeight:
+    """A weight ``[out, in]`` of a quantised checkpoint, see :mod:`foreword.ops.grouped`: a value is ``(number - zero) *
+    scale``. A group is neighbouring inputs of one output; all are of the same size.
+
+    Attributes:
+        numbers: ``[out, in]``: uint8 below 16, or float8_e4m3fn.
+        scales: ``[groups, out]``: float16 of uint8, float32 of float8.
+        zeros: ``[groups, out]`` uint8, up to 16; None of float8: they are 0.
+        order: ``[in]``: which input comes at each place of ``numbers``; None: they are in order.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(out, in)``."""
+        return self.numbers.shape[0], self.numbers.shape[1]
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.shape[1] // len(self.scales)
+
+
+Weight = Union["Tensor", QuantizedWeight, GroupedWeight]
+"""What products are made with: plain numbers, our own blocks, or a quantised checkpoint's groups."""
 
 
 class SlotRun(NamedTuple):
@@ -175,8 +207,12 @@ class Ops(Protocol):
     def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
         """Each as an int32 tensor on the device; nothing waits for the copy."""
 
-    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
-        """Pack ``weight [out, in]`` (and ``bias [out]``) for repeated products."""
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
+        """Pack ``weight [out, in]`` (and ``bias [out]``), which lie on this backend's device, for repeated products.
+
+        Raises:
+            ValueError: a :class:`GroupedWeight` cannot be held as this backend's kernels need it.
+        """
 
     def fuse(self, shape: DecoderShape, layers: Sequence[LayerWeights], final_norm: Tensor) -> FusedLayers | None:
         """The layers as one operation; None: this backend has none, and they are run primitive by primitive."""

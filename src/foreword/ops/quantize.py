@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foreword.ops.protocol import Quantization, QuantizedWeight
+from foreword.ops.protocol import GroupedWeight, Quantization, QuantizedWeight
 
 GROUP = 32
 BLOCK_BYTES: dict[Quantization, int] = {"int8": 34, "int4": 20}
@@ -35,8 +35,14 @@ def quantize(weight: Tensor, scheme: Quantization) -> QuantizedWeight:
     return QuantizedWeight(scheme, torch.cat(parts), (out, inputs))
 
 
-def dequantize(weight: QuantizedWeight) -> Tensor:
-    """``[out, in]`` float32."""
+def dequantize(weight: QuantizedWeight | GroupedWeight) -> Tensor:
+    """``[out, in]`` float32, the inputs in their own order."""
+    if isinstance(weight, GroupedWeight):
+        values = weight.numbers.float().unflatten(1, (len(weight.scales), -1))  # [out, groups, inputs]
+        if weight.zeros is not None:
+            values -= weight.zeros.t().unsqueeze(-1)
+        values = (values * weight.scales.t().float().unsqueeze(-1)).flatten(1)
+        return values if weight.order is None else torch.empty_like(values).index_copy_(1, weight.order, values)
     unpack = unpack_q8_0 if weight.scheme == "int8" else unpack_q4_1
     return unpack(weight.blocks.reshape(-1, BLOCK_BYTES[weight.scheme])).reshape(weight.shape)
 
@@ -59,6 +65,12 @@ def half_at(blocks: Tensor, at: int) -> Tensor:
 def nibbles(packed: Tensor) -> Tensor:
     """``[G, 16]`` bytes to ``[G, 32]`` values below 16: all low halves come first, then all high ones."""
     return torch.cat([packed & 0x0F, packed >> 4], dim=1)
+
+
+def q4_1_blocks(scales: Tensor, minimums: Tensor, values: Tensor) -> Tensor:
+    """``scales, minimums [G, 1]`` float16 and ``values [G, 32]`` uint8 below 16 to ``[G, 20]`` bytes."""
+    packed = values[:, :16] | values[:, 16:] << 4
+    return torch.cat((scales.view(torch.uint8), minimums.view(torch.uint8), packed), dim=1)
 
 
 def joined(weights: list[QuantizedWeight]) -> QuantizedWeight:
@@ -93,8 +105,7 @@ def _int4_blocks(groups: Tensor) -> Tensor:
         best_error = torch.where(better, error, best_error)
         best_scale, best_minimum = torch.where(better, scale, best_scale), torch.where(better, minimum, best_minimum)
         best = torch.where(better, values.to(torch.uint8), best)
-    packed = best[:, :16] | best[:, 16:] << 4
-    return torch.cat((best_scale.view(torch.uint8), best_minimum.view(torch.uint8), packed), dim=1)
+    return q4_1_blocks(best_scale, best_minimum, best)
 
 
 def _nearest(groups: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:

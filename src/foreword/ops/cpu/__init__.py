@@ -21,8 +21,8 @@ from foreword.ops.protocol import (
     KVLayer,
     LayerWeights,
     LinearOp,
-    QuantizedWeight,
     SlotCopy,
+    Weight,
 )  # fmt: skip
 from foreword.ops.quantize import dequantize
 
@@ -66,8 +66,8 @@ class CpuOps:
     def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
         return [torch.tensor(each, dtype=torch.int32) for each in numbers]
 
-    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
-        if isinstance(weight, QuantizedWeight):  # the quality of the scheme, without its speed
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
+        if not isinstance(weight, torch.Tensor):  # the quality of the scheme, without its speed
             weight = dequantize(weight).to(self.dtype)
         product = linear.pack_linear(weight, bias)
         shape = tuple(weight.shape)

@@ -16,19 +16,22 @@ from foreword.ops.protocol import (
     AttentionSpec,
     DecoderShape,
     FusedLayers,
+    GroupedWeight,
     KVLayer,
     LayerWeights,
     LinearOp,
     QuantizedWeight,
     Rotation,
     SlotCopy,
+    Weight,
 )  # fmt: skip
+from foreword.ops.quantize import dequantize
 from foreword.ops.triton import activation, attention, copy, kv_write, norms, sampling
 from foreword.ops.triton.attention import tile_heights
 from foreword.ops.triton.kv_write import KVFormat
 from foreword.ops.triton.layers import TritonLayers
 from foreword.ops.triton.matmul import multiply
-from foreword.ops.triton.packing import PackedWeight, pack_plain, pack_quantized
+from foreword.ops.triton.packing import PackedWeight, pack_grouped, pack_plain, pack_quantized
 from foreword.ops.triton.plan import PlanDraft, PlanSettings
 from foreword.ops.triton.planner import draft_plan
 from foreword.ops.triton.step import StepPlans
@@ -110,8 +113,12 @@ class TritonOps:
     def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
         return upload([np.array(each, dtype=np.int32) for each in numbers], self._device)
 
-    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
-        if isinstance(weight, QuantizedWeight):
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
+        if isinstance(weight, GroupedWeight):
+            if weight.zeros is None and len(weight.scales) > 1:  # no kernel has 8-bit floats in groups
+                return self.linear(dequantize(weight).to(self.dtype), bias)
+            packed = pack_grouped(weight)
+        elif isinstance(weight, QuantizedWeight):
             blocks = weight.blocks.to(self._device)
             packed = pack_quantized(QuantizedWeight(weight.scheme, blocks, weight.shape))
         elif self._deterministic:

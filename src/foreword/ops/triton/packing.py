@@ -12,10 +12,6 @@ program reads one run of memory, and a step is two halves whose scales are each 
     plain  values [out, in]           as it is
 
 HALF is 32, or 64 where groups are multiples of it. Inputs are padded with zeros to whole steps.
-
-The layouts that are read besides our own are those of AutoAWQ (``awq/modules/linear/gemm.py`` of
-``casper-hansen/AutoAWQ``) and AutoGPTQ (``auto_gptq/nn_modules/qlinear/qlinear_cuda.py`` of ``AutoGPTQ/AutoGPTQ``),
-and they are those of the checkpoints that other programs write for either.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from foreword.ops.protocol import QuantizedWeight
+from foreword.ops.protocol import GroupedWeight, QuantizedWeight
 from foreword.ops.quantize import BLOCK_BYTES, GROUP, nibbles
 
 if TYPE_CHECKING:
@@ -34,10 +30,6 @@ if TYPE_CHECKING:
 WeightFormat = Literal["plain", "int8", "int4", "fp8"]
 STEP = 64
 """Inputs of a step that does not depend on groups."""
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight outputs is in the bits ``4 * i .. 4 * i + 3`` of a word."""
-GPTQ_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
-_E4M3_NAN = 0x7F
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,23 +72,6 @@ def pack_plain(weight: Tensor) -> PackedWeight:
     return PackedWeight("plain", weight, weight, (weight.shape[0], weight.shape[1]))
 
 
-def pack_fp8(weight: Tensor, scale: Tensor) -> PackedWeight:
-    """``weight [out, in]`` float8_e4m3fn, of which output ``i`` is to be multiplied by ``scale[i]``.
-
-    Raises:
-        ValueError: another dtype or shape, or values that are not finite.
-    """
-    out, inputs = weight.shape
-    if weight.dtype != torch.float8_e4m3fn or scale.numel() != out:
-        raise ValueError(f"a weight of {weight.dtype} with {scale.numel()} scales: give {out} outputs as many scales, "
-                         "and float8_e4m3fn")  # fmt: skip
-    values = weight.view(torch.uint8)
-    if ((values & 0x7F) == _E4M3_NAN).any() or not scale.isfinite().all():
-        raise ValueError("the weight or its scales hold values that are not finite")
-    values = _padded(values, STEP).view(out, -1, STEP).transpose(0, 1).contiguous()
-    return PackedWeight("fp8", values, scale.reshape(-1).float().contiguous(), (out, inputs))
-
-
 def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
     """One of the project's own, in the bytes of GGUF files; of the bits, nothing is lost."""
     (out, inputs), size = weight.shape, BLOCK_BYTES[weight.scheme]
@@ -112,65 +87,20 @@ def pack_quantized(weight: QuantizedWeight) -> PackedWeight:
     return PackedWeight("int8", values, _words(scales[0::2], scales[1::2]), weight.shape, GROUP)
 
 
-def pack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> PackedWeight:
-    """A 4-bit weight of AutoAWQ's: ``qweight [in, out / 8]``, ``qzeros [groups, out / 8]`` int32, ``scales [groups,
-    out]``. Eight outputs are in a word, in the order :data:`AWQ_ORDER`.
+def pack_grouped(weight: GroupedWeight) -> PackedWeight:
+    """One of a quantised checkpoint's, on this device; of the bits, nothing is lost.
 
     Raises:
-        ValueError: shapes that do not fit together, groups that are no multiple of 32, or scales beyond float16.
+        ValueError: 8-bit floats with several scales for an output.
     """
-    inputs, out = qweight.shape[0], 8 * qweight.shape[1]
-    group = _group(inputs, out, qzeros, scales)
-    values = _unpacked(qweight, AWQ_ORDER)
-    return _int4(values.t(), scales, _unpacked(qzeros, AWQ_ORDER), group, zero_points=True)
-
-
-def pack_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, *, zero_offset: int = 1
-) -> PackedWeight:
-    """A 4-bit weight of AutoGPTQ's: ``qweight [in / 8, out]``, eight inputs in a word; ``qzeros [groups, out / 8]``,
-    eight outputs in a word; both int32, the lowest bits first; ``scales [groups, out]``.
-
-    Args:
-        g_idx: ``[in]``, the group of each input; None: they are in order. Where they are not (``desc_act``), the inputs
-            are sorted by group and the product's inputs gathered.
-        zero_offset: what the stored zero points lack: 1 in ``checkpoint_format`` "gptq", 0 in "gptq_v2".
-
-    Raises:
-        ValueError: shapes that do not fit together, groups of unequal size or that are no multiple of 32, or scales
-            beyond float16.
-    """
-    inputs, out = 8 * qweight.shape[0], qweight.shape[1]
-    group = _group(inputs, out, qzeros, scales)
-    values = _unpacked(qweight.t(), GPTQ_ORDER)  # [out, in]
-    order = None
-    if g_idx is not None:
-        wanted = torch.arange(inputs, device=g_idx.device) // group
-        if not torch.equal(g_idx.long(), wanted):
-            order = g_idx.argsort(stable=True)
-            if not torch.equal(g_idx.long()[order], wanted):
-                raise ValueError(f"g_idx does not make {inputs // group} groups of {group} inputs each")
-            values = values[:, order.to(values.device)]
-    return _int4(values, scales, _unpacked(qzeros, GPTQ_ORDER) + zero_offset, group, zero_points=True, order=order)
-
-
-def _group(inputs: int, out: int, qzeros: Tensor, scales: Tensor) -> int:
-    """Inputs of a group."""
-    groups = scales.shape[0]
-    if scales.shape != (groups, out) or qzeros.shape != (groups, out // 8) or inputs % groups:
-        raise ValueError(f"a weight of {out} outputs and {inputs} inputs does not fit scales of shape "
-                         f"{tuple(scales.shape)} and zero points of {tuple(qzeros.shape)}")  # fmt: skip
-    if (inputs // groups) % 32:
-        raise ValueError(f"groups of {inputs // groups} inputs are not supported; give a multiple of 32")
-    return inputs // groups
-
-
-def _unpacked(words: Tensor, order: tuple[int, ...]) -> Tensor:
-    """``[R, C]`` int32 to ``[R, 8 * C]`` uint8 below 16: bits ``4 * i ..`` of word ``c`` are ``8 * c + order[i]``."""
-    shifts = torch.empty(8, dtype=torch.int32, device=words.device)
-    for i, place in enumerate(order):
-        shifts[place] = 4 * i
-    return ((words.unsqueeze(-1) >> shifts) & 0xF).to(torch.uint8).flatten(1)
+    if weight.zeros is not None:
+        factors = weight.scales, weight.zeros
+        return _int4(weight.numbers, *factors, weight.group, zero_points=True, order=weight.order)
+    if len(weight.scales) > 1:
+        raise ValueError(f"8-bit floats with {len(weight.scales)} scales for an output: give one")
+    values = _padded(weight.numbers.view(torch.uint8), STEP)
+    values = values.view(len(values), -1, STEP).transpose(0, 1).contiguous()
+    return PackedWeight("fp8", values, weight.scales[0], weight.shape)
 
 
 def _int4(

@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foreword.ops import choose_device, create_ops, default_dtype
+from foreword.ops import choose_device, create_ops, default_dtype, grouped
 from foreword.ops.protocol import AttentionSpec, SlotCopy
 from foreword.ops.quantize import dequantize, quantize
 from foreword.ops.triton import matmul
 from foreword.ops.triton.backend import TritonOps
 from foreword.ops.triton.numeric import INTERPRETED
+from quantized_checkpoints import gptq_tensors, round_to_four_bits
 
 from .pages import DEVICE, Pages
 
@@ -69,6 +70,19 @@ def test_products(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.allclose(product(x.to(DEVICE)).cpu(), F.linear(x, expected, bias), atol=1e-4)
             by_triton = deterministic or given is quantized
             assert calls == ([{"deterministic": deterministic}] if by_triton else [])
+
+
+def test_products_of_checkpoints() -> None:
+    """Four bits with their inputs in any order, and 8-bit floats, also in blocks, for which there is no kernel."""
+    x, bias = torch.randn(3, 64), torch.randn(24)
+    four_bits = round_to_four_bits(torch.randn(24, 64), 32, shuffled=True, least_zero=1)
+    numbers = torch.randn(24, 64).to(torch.float8_e4m3fn)
+    for weight in (
+        grouped.gptq(*(tensor.to(DEVICE) for tensor in gptq_tensors(four_bits).values())),
+        *(grouped.fp8(numbers.to(DEVICE), torch.rand(groups, 24, device=DEVICE)) for groups in (1, 2)),
+    ):
+        found = ops().linear(weight, bias.to(DEVICE))(x.to(DEVICE)).cpu()
+        assert torch.allclose(found, F.linear(x, dequantize(weight).cpu(), bias), atol=1e-4)
 
 
 def test_rows_and_tokens() -> None:

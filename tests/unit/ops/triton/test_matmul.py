@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from foreword.ops import grouped
 from foreword.ops.quantize import dequantize, quantize
 from foreword.ops.triton import matmul
 from foreword.ops.triton.matmul import choose_tiles, multiply, split_steps
 from foreword.ops.triton.numeric import INTERPRETED
-from foreword.ops.triton.packing import PackedWeight, WeightFormat, pack_awq, pack_fp8, pack_plain, pack_quantized
+from foreword.ops.triton.packing import PackedWeight, WeightFormat, pack_grouped, pack_plain, pack_quantized
 from interpreter import dot
 
 from .pages import DEVICE
@@ -47,7 +48,8 @@ def made(form: str, out: int, inputs: int, dtype: torch.dtype) -> tuple[PackedWe
     if form == "fp8":
         scale = weight.abs().amax(1) / 448
         rounded = (weight / scale[:, None]).to(torch.float8_e4m3fn)
-        return pack_fp8(rounded.to(DEVICE), scale.to(DEVICE)), rounded.double() * scale[:, None].double()
+        packed = pack_grouped(grouped.fp8(rounded.to(DEVICE), scale.to(DEVICE).unsqueeze(0)))
+        return packed, rounded.double() * scale[:, None].double()
     if form == "awq":
         group = 128 if inputs % 128 == 0 else 32
         qweight, qzeros = (
@@ -55,8 +57,8 @@ def made(form: str, out: int, inputs: int, dtype: torch.dtype) -> tuple[PackedWe
             for rows in (inputs, inputs // group)
         )
         scales = (0.05 + torch.rand(inputs // group, out, generator=generator) / 9).half()
-        packed = pack_awq(qweight.to(DEVICE), qzeros.to(DEVICE), scales.to(DEVICE))
-        return packed, multiply(torch.eye(inputs, device=DEVICE), packed).cpu().t().double()
+        four_bits = grouped.awq(qweight.to(DEVICE), qzeros.to(DEVICE), scales.to(DEVICE))
+        return pack_grouped(four_bits), dequantize(four_bits).cpu().double()
     quantized = quantize(weight, "int8" if form == "int8" else "int4")
     on_device = type(quantized)(quantized.scheme, quantized.blocks.to(DEVICE), quantized.shape)
     return pack_quantized(on_device), dequantize(quantized).double()

@@ -16,18 +16,21 @@ from foreword.ops.cpu.native import costs as measured
 from foreword.ops.cpu.native import library as lib
 from foreword.ops.cpu.native.plan import Costs, NativePlan, make_plan
 from foreword.ops.cpu.threads import use_torch_threads
+from foreword.ops.grouped import to_blocks
 from foreword.ops.kv_int8 import scale_width
 from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
     DecoderShape,
     FusedLayers,
+    GroupedWeight,
     KVLayer,
     LayerWeights,
     LinearOp,
     QuantizedWeight,
     SlotCopy,
     SlotRun,
+    Weight,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -86,9 +89,11 @@ class NativeOps(CpuOps):
     def pad_rows(self, num_rows: int) -> int:
         return super().pad_rows(num_rows) if self._onednn else num_rows
 
-    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None = None) -> LinearOp:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
         if self._onednn:
             return super().linear(weight, bias)
+        if isinstance(weight, GroupedWeight):
+            weight = to_blocks(weight)
         return NativeLinear(self._kernels, self._arena, weight, bias)
 
     def plan_attention(self, sequences: Sequence[AttentionSequence]) -> NativePlan:
