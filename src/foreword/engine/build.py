@@ -69,7 +69,7 @@ def build(config: EngineConfig) -> EngineParts:
     """
     policy = create_policy(config.scheduling_policy)
     eviction = create_eviction_policy(config.eviction_policy)
-    device = choose_device(config.device, config.kernels)
+    device = choose_device(config.device, config.kernels, home() / "machine")
     source = resolve(config.model)
     tokenizer = Tokenizer.from_directory(source.directory)
     model_config = ModelConfig.from_directory(source.directory)

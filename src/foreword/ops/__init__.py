@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from foreword.ops.protocol import Ops
+
+logger = logging.getLogger("foreword")
 
 
 def create_ops(
@@ -53,16 +58,31 @@ def create_ops(
     raise ValueError(f"device={device!r} is not supported: use 'cpu' or 'cuda'")
 
 
-def choose_device(device: str, kernels: str = "auto") -> str:
-    """What ``device="auto"`` means: a GPU if torch finds one, Triton is installed and ``kernels`` ask for it; else the
-    CPU, as no GPU has run those kernels yet."""
+def choose_device(device: str, kernels: str, directory: Path) -> str:
+    """What ``device="auto"`` means: a GPU that torch finds and on which Triton's kernels pass their check; else, or with
+    kernels for the CPU, the CPU.
+
+    Args:
+        directory: remembers that a GPU has passed the check.
+    """
     if device != "auto":
         return device
-    if kernels != "triton" or not _has_triton():
+    if kernels not in ("auto", "triton") or not _has_triton():
         return "cpu"
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if not torch.cuda.is_available():
+        return "cpu"
+    from foreword.ops.triton.selfcheck import find_fault
+
+    fault = find_fault("cuda", torch.bfloat16, directory)
+    if fault is None:
+        return "cuda"
+    logger.warning(
+        "device='auto' stays on the CPU, as the kernels for the GPU (%s) do not pass their check: %s; device='cuda' "
+        "takes the GPU all the same", torch.cuda.get_device_name(), fault,
+    )  # fmt: skip
+    return "cpu"
 
 
 def _has_triton() -> bool:

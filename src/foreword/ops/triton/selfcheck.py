@@ -6,12 +6,16 @@ three steps, of which the second is captured as a graph and the third replays it
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+import triton
 
+from foreword import __version__
 from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
@@ -29,6 +33,8 @@ from foreword.ops.triton.packing import pack_plain
 from foreword.ops.triton.step import StepPlans
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -41,6 +47,25 @@ _OWN = _SHARED, _SHARED + 4 * _BLOCK
 _PROMPTS = 10, 13
 """Their positions behind the shared ones."""
 _SPEC = AttentionSpec(_DIM**-0.5)
+
+
+def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
+    """What :func:`check_kernels` finds wrong; None: nothing. That is remembered in ``directory`` for this GPU and these
+    versions, as the first check of a machine waits for the kernels to be compiled."""
+    gpu = f"{torch.cuda.get_device_properties(device)}" if torch.device(device).type == "cuda" else "interpreter"
+    versions = f"foreword {__version__}, triton {triton.__version__}, torch {torch.__version__}"
+    key = hashlib.sha256(f"{gpu} {dtype} {versions}".encode()).hexdigest()[:16]
+    file = directory / f"gpu-kernels-checked-{key}"
+    if file.exists():
+        return None
+    try:
+        check_kernels(device, dtype)
+    except Exception as error:  # a driver's, a compiler's, whatever: the CPU is there
+        return f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return None
 
 
 def check_kernels(device: str, dtype: torch.dtype) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from foreword.ops import choose_device, create_ops, default_dtype, grouped
 from foreword.ops.protocol import AttentionSpec, SlotCopy
 from foreword.ops.quantize import dequantize, quantize
-from foreword.ops.triton import matmul
+from foreword.ops.triton import matmul, selfcheck
 from foreword.ops.triton.backend import TritonOps
 from foreword.ops.triton.numeric import INTERPRETED
 from quantized_checkpoints import gptq_tensors, round_to_four_bits
@@ -106,19 +107,32 @@ def test_rows_and_tokens() -> None:
 # -- the choice of a device ------------------------------------------------------------------------------------
 
 
-def test_what_device_auto_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU only if there is one, with Triton, whose kernels are asked for."""
+def test_what_device_auto_means(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU only if there is one, with Triton, whose kernels are not ruled out and compute what they should."""
     found = importlib.util.find_spec
-    for gpu, triton, kernels, expected in (
-        (True, True, "auto", "cpu"), (True, True, "triton", "cuda"), (True, True, "torch", "cpu"),
-        (True, False, "triton", "cpu"), (False, True, "triton", "cpu"),
+    for gpu, triton, kernels, fault, expected in (
+        (True, True, "auto", None, "cuda"), (True, True, "triton", None, "cuda"), (True, True, "torch", None, "cpu"),
+        (True, True, "avx2", None, "cpu"), (True, False, "auto", None, "cpu"), (False, True, "auto", None, "cpu"),
+        (True, True, "auto", "norms: off by 7", "cpu"),
     ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(selfcheck, "find_fault", lambda *_, fault=fault: fault)
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, triton=triton: found(name) if triton or name != "triton" else None
         )
-        assert choose_device("auto", kernels) == expected
-        assert [choose_device(device, kernels) for device in ("cpu", "cuda:1")] == ["cpu", "cuda:1"]
+        assert choose_device("auto", kernels, tmp_path) == expected
+        assert [choose_device(device, kernels, tmp_path) for device in ("cpu", "cuda:1")] == ["cpu", "cuda:1"]
+
+
+def test_a_gpu_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any) -> None:
+    """With what is wrong, and how to take it all the same."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(selfcheck, "find_fault", lambda *_: "norms: off by 7")
+    with caplog.at_level("WARNING", "foreword"):
+        assert choose_device("auto", "auto", tmp_path) == "cpu"
+    assert "(Some GPU) do not pass their check: norms: off by 7; device='cuda' takes" in caplog.text
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

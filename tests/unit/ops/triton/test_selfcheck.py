@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from foreword.ops.triton import attention, kv_write
-from foreword.ops.triton.selfcheck import check_kernels
+from foreword.ops.triton.selfcheck import check_kernels, find_fault
 
 from .pages import DEVICE
 
 
-def test_kernels_are_right() -> None:
-    check_kernels(DEVICE, torch.float32)
+def test_kernels_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has passed is not run again, even if it would fail now."""
+    assert find_fault(DEVICE, torch.float32, tmp_path) is None
+    wrong_scale(monkeypatch)
+    assert find_fault(DEVICE, torch.float32, tmp_path) is None
+
+
+def test_a_fault_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever kind of error it is."""
+    monkeypatch.setattr(attention, "attention_kernel", None)
+    for _ in range(2):
+        fault = find_fault(DEVICE, torch.float32, tmp_path)
+        assert fault is not None
+        assert fault.startswith("TypeError: ")
 
 
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> None:
