@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from foreword.ops.triton.layers import TritonLayers
 from foreword.ops.triton.matmul import multiply
 from foreword.ops.triton.packing import PackedWeight, pack_plain, pack_quantized
 from foreword.ops.triton.plan import AttentionPlan, PlanSettings, make_plan
+from foreword.ops.triton.streams import SideStreams
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +101,7 @@ class TritonOps:
         self.num_threads = 1
         self.tiles_used = self.tiles_read = 0
         self._device = torch.device(device)
+        self._streams = SideStreams(self._device)
         self._block_size = block_size
         self._deterministic = deterministic
         self._programs = _INTERPRETED_PROGRAMS
@@ -183,3 +186,9 @@ class TritonOps:
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
         copy.copy_slots(pool, pool, copies)
+
+    def copy_blocks(self, source: Tensor, target: Tensor, copies: Sequence[SlotCopy]) -> None:
+        copy.copy_slots(source, target, copies)
+
+    def aside(self) -> AbstractContextManager[None]:
+        return self._streams.aside()
