@@ -257,4 +257,4 @@ def _container_memory(unlimited: int, group: Path = Path("/sys/fs/cgroup")) -> i
 
 
 def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"

@@ -91,7 +91,7 @@ def test_too_little_for_kv() -> None:
         r"leaves 1\.00 GB, and KV needs 1\.50 GB: give a smaller max_num_batched_tokens",
     ):
         memory.for_kv(lambda: None, least=3 * GB // 2)
-    with pytest.raises(ModelLoadError, match=r"a step takes 4\.00 GB and more, which leaves 0\.00 GB"):
+    with pytest.raises(ModelLoadError, match=r"a step takes 4\.00 GB and more, which leaves 0\.00 MB"):
         memory.for_kv(out_of_memory, least=1)
 
 
@@ -174,7 +174,7 @@ def test_what_max_model_len_asks_for_must_fit(tiny_dir: Path, fake: Fake) -> Non
     """Without it, as much as there is will do; but a block at least."""
     options = tiny_options() | {"kv_cache_memory": None}
     fake.weights = 6 * GB - 20 * 16 * tiny_token_bytes()
-    with pytest.raises(ModelLoadError, match=r"leaves 0\.00 GB, and KV needs 0\.00 GB"):
+    with pytest.raises(ModelLoadError, match=r"which leaves 0\.16 MB, and KV needs 0\.17 MB"):
         Engine(str(tiny_dir), **options, max_model_len=321)
     fake.used = GB
     with Engine(str(tiny_dir), **options, max_model_len=320) as engine:
