@@ -101,6 +101,8 @@ class TritonOps:
         self.num_threads = 1
         self.tiles_used = self.tiles_read = 0
         self._device = torch.device(device)
+        if self._device == torch.device("cuda"):  # the same one on every thread, whose current ones may differ
+            self._device = torch.device("cuda", torch.cuda.current_device())
         self._streams = SideStreams(self._device)
         self._block_size = block_size
         self._deterministic = deterministic
