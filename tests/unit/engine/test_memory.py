@@ -12,7 +12,7 @@ import torch
 from foreword import Engine, ModelLoadError
 from foreword.engine import build as builder
 from foreword.engine import memory
-from foreword.engine.memory import DeviceMemory, MainMemory, Room
+from foreword.engine.memory import DeviceMemory, GPUProbe, MainMemory, Room
 from foreword.model.load import load_model
 from foreword.model.size import weight_bytes
 from foreword.scheduling.plan import StepPlan
@@ -93,6 +93,24 @@ def test_too_little_for_kv() -> None:
         memory.for_kv(lambda: None, least=3 * GB // 2)
     with pytest.raises(ModelLoadError, match=r"a step takes 4\.00 GB and more, which leaves 0\.00 MB"):
         memory.for_kv(out_of_memory, least=1)
+
+
+def test_what_a_gpu_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By doubles of torch's calls: of 300 that are gone afterwards torch has kept 120; kernels took the others."""
+    state, calls = {"free": 5000, "reserved": 1000, "peak": 9999}, list[str]()
+
+    def step() -> None:
+        state.update(free=4700, reserved=1120, peak=max(state["peak"], 3500))
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (state["free"], 8000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: state["reserved"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: state["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: state.update(peak=state["reserved"]))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: calls.append(name))
+    assert GPUProbe("cuda").room() == Room(8000, 5000)
+    assert calls == ["synchronize", "empty_cache"]
+    assert GPUProbe("cuda").peak(step) == (3500 - 1000) + (300 - 120)
 
 
 def test_main_memory_refuses_what_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
