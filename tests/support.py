@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
 TINY_KV_ROWS = 2 * 2 * 2  # of a token: 2 layers, key and value, 2 heads
-TINY_ROW_BYTES = {"float32": 4 * 16, "bfloat16": 2 * 16, "int8": 16 + 4}
+TINY_ROW_BYTES = {"float32": 4 * 16, "bfloat16": 2 * 16, "int8": 16 + 4, "fp8": 16}
 
 
 def save_tiny_llama(directory: Path, positions: int = 2048) -> Path:

@@ -11,19 +11,22 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from foreword import Engine
+from foreword.ops.cpu import CpuOps
+from foreword.ops.protocol import KVLayer
 from quantized_checkpoints import save_quantized
 from support import assert_same_bits, cold, tiny_options
 
-from .triton_engine import CHECKPOINT, FORKED, GREEDY, LONG, PROMPTS, STORAGE, Rows
+from .triton_engine import CHECKPOINT, FORKED, GREEDY, LONG, PROMPTS, STORAGE, SWAPPED, Rows
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only")
 PROGRAM = Path(__file__).with_name("triton_engine.py")
-CLOSE = {"float32": 2e-5, "int8": 2e-5, "int4 and int8 KV": 0.05}
+CLOSE = {"float32": 2e-5, "int8 and fp8 KV": 0.05, "int4 and int8 KV": 0.05}
 """Of logits that reach 5. KV in 8 bits: a value that is rounded the other way."""
 
 
@@ -42,6 +45,25 @@ def results(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return run(tiny_dir, tmp_path_factory.mktemp("triton") / "results.pt")
 
 
+class RoundingOps(CpuOps):
+    """The CPU's operations, with KV that has the values of fp8."""
+
+    def store_kv(self, key: torch.Tensor, value: torch.Tensor, layer: KVLayer, slots: torch.Tensor) -> None:
+        key, value = (x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) for x in (key, value))
+        super().store_kv(key, value, layer, slots)
+
+
+def on_the_cpu(model: Path, prompts: list[list[int]], storage: dict[str, Any]) -> Rows:
+    """The same storage of weights and KV with torch's operations."""
+    options = {"quantization": None, "kernels": "torch", **storage}
+    with pytest.MonkeyPatch.context() as patch:
+        if options.get("kv_cache_dtype") == "fp8":
+            del options["kv_cache_dtype"]
+            patch.setattr("foreword.ops.cpu.CpuOps", RoundingOps)
+        with Engine(str(model), **tiny_options(**options)) as engine:
+            return cold(engine, prompts, **GREEDY)
+
+
 def assert_close(rows: Rows, expected: Rows, bound: float) -> None:
     for (ids, logits), (wanted_ids, wanted) in zip(rows, expected, strict=True):
         assert ids == wanted_ids
@@ -55,10 +77,22 @@ def test_results_are_those_of_the_cpu(results: dict[str, Rows], tiny: Callable[.
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-def test_results_of_fewer_bits(results: dict[str, Rows], tiny: Callable[..., Engine], storage: str) -> None:
+def test_results_of_fewer_bits(results: dict[str, Rows], tiny_dir: Path, storage: str) -> None:
     """Quantised weights and KV mean the same."""
-    expected = cold(tiny(kernels="torch", **STORAGE[storage]), PROMPTS[:2], **GREEDY)
-    assert_close(results[storage], expected, CLOSE[storage])
+    assert_close(results[storage], on_the_cpu(tiny_dir, PROMPTS[:2], STORAGE[storage]), CLOSE[storage])
+
+
+def test_fp8_is_near_plain_kv(results: dict[str, Rows], tiny_dir: Path) -> None:
+    """Four significant bits move the logits, which reach 4, by a tenth of that at most."""
+    plain = on_the_cpu(tiny_dir, PROMPTS[:2], {"quantization": "int8"})
+    errors = [(rows.cpu() - wanted).abs().max() for (_, rows), (_, wanted) in zip(results[SWAPPED], plain, strict=True)]
+    assert CLOSE[SWAPPED] < max(errors) < 0.5
+
+
+def test_the_same_bits_from_the_host_tier(results: dict[str, Rows]) -> None:
+    """Of the first token, whose prompt was computed or came back from a second storage."""
+    ids, logits = results[SWAPPED][1]
+    assert_same_bits(results["swapped"], [(ids[:1], logits[:1])])
 
 
 def test_results_of_a_quantized_checkpoint(results: dict[str, Rows], tiny_dir: Path, tmp_path: Path) -> None:
@@ -83,11 +117,10 @@ def test_the_same_bits_after_a_preemption(results: dict[str, Rows]) -> None:
 
 
 @pytest.mark.soak
-def test_longer_prompts(tiny_dir: Path, tmp_path: Path, tiny: Callable[..., Engine]) -> None:
+def test_longer_prompts(tiny_dir: Path, tmp_path: Path) -> None:
     """Over two tiles, with each storage, in every way."""
     found = run(tiny_dir, tmp_path / "results.pt", "soak")
     for name in ("float32", *STORAGE):
-        options = STORAGE.get(name, {})
-        assert_close(found[name], cold(tiny(kernels="torch", **options), LONG, **GREEDY), CLOSE[name])
+        assert_close(found[name], on_the_cpu(tiny_dir, LONG, STORAGE.get(name, {})), CLOSE[name])
         for way in ("batched", "cached", "chunked"):
             assert_same_bits(found[f"{name}, {way}"], found[name])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from foreword import Engine
 from interpreter import prepare
 from quantized_checkpoints import save_quantized
-from support import assert_idle, cold, generate_recorded, random_ids, tiny_options
+from support import assert_idle, cold, generate_recorded, inline_lanes, random_ids, tiny_options
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 2, "ignore_eos": True}
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate((2, 17, 23))]
@@ -30,10 +31,11 @@ FORKED = [*PROMPTS[2][:21], *random_ids(9, 3)]
 """Begins as the last prompt and leaves it within a block."""
 LONG = [random_ids(seed, length) for seed, length in enumerate((1, 129, 145))]
 STORAGE: dict[str, dict[str, Any]] = {
-    "int8": {"quantization": "int8"},
+    "int8 and fp8 KV": {"quantization": "int8", "kv_cache_dtype": "fp8"},
     "int4 and int8 KV": {"quantization": "int4", "kv_cache_dtype": "int8"},
 }
 CHECKPOINT = "gptq desc_act"
+SWAPPED = "int8 and fp8 KV"
 Rows = list[tuple[list[int], torch.Tensor]]
 
 
@@ -44,10 +46,10 @@ def tiny(model: str, **options: Any) -> Engine:
     return Engine(model, device=device, **tiny_options(kernels="triton", **given))
 
 
-def reused(engine: Engine, prompts: list[list[int]], tokens: int) -> Rows:
+def reused(engine: Engine, prompts: list[list[int]], tokens: int, **options: Any) -> Rows:
     """``prompts`` as one batch, of which ``tokens`` must come from the cache."""
     before = engine.stats().tokens_reused
-    rows = generate_recorded(engine, prompts, **GREEDY)
+    rows = generate_recorded(engine, prompts, **GREEDY | options)
     assert engine.stats().tokens_reused - before == tokens
     return rows
 
@@ -84,12 +86,29 @@ def preempted(model: str) -> dict[str, Rows]:
     return results
 
 
+def with_host_tier(model: str, **options: Any) -> Engine:
+    """With a host tier in memory of its own; without a GPU its copies are done at once, as the interpreter runs one
+    kernel at a time."""
+    with patch("foreword.engine.storage.has_own_memory", lambda _: True):
+        engine = tiny(model, swap_space="1MiB", **options)
+    if not torch.cuda.is_available():
+        for home in engine._loop.core.scheduler.homes:
+            home._lanes = inline_lanes()
+    return engine
+
+
 def stored_otherwise(model: str) -> dict[str, Rows]:
-    """With weights and KV in fewer bits."""
+    """With weights and KV in fewer bits; and one prompt again, whose KV comes back from the host tier."""
     results = {}
     for name, storage in STORAGE.items():
-        with tiny(model, **storage) as engine:
+        with with_host_tier(model, **storage) as engine:
             results[name] = generate_recorded(engine, PROMPTS[:2], **GREEDY)
+            if name == SWAPPED:
+                engine.save()
+                cache, cached = engine._loop.core.scheduler.cache, len(PROMPTS[1]) - 1
+                engine._loop.call(lambda cache=cache: cache._evict(cache.allocator.num_evictable))
+                results["swapped"] = reused(engine, PROMPTS[1:2], cached, max_tokens=1)
+                assert assert_idle(engine).tokens_restored >= cached
     return results
 
 

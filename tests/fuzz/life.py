@@ -10,9 +10,11 @@ import time
 import traceback
 import weakref
 from typing import Any
+from unittest.mock import patch
 
 from foreword import Engine, EngineClosedError, EngineStats, PromptTooLongError, SamplingParams
 from foreword.core.outputs import OutputChunk
+from foreword.engine import storage
 from foreword.engine.core import EngineCore
 from foreword.text.conversation import ChatOptions
 from support import inline_lanes
@@ -101,7 +103,8 @@ class Life:
         self.respelled = self._probed = 0
         self.lock = threading.Lock()
         self._threads = set(threading.enumerate())
-        self.engine = Engine(model, **engine_options(chosen, kept and kept.directory))
+        with patch.object(storage, "has_own_memory", lambda _: chosen["own_memory"]):
+            self.engine = Engine(model, **engine_options(chosen, kept and kept.directory))
         self.core = weakref.ref(self.engine._loop.core)
         self.faults = Faults(self.engine)
         self.pins = Pins(self.engine, chosen["pinned_home"])
@@ -111,7 +114,7 @@ class Life:
         if kept is not None:
             kept.lives.append(self)
         self._last = self.engine.stats()
-        self._most_blocks = max(home.allocator.num_blocks for home in self.engine._loop.core.scheduler.homes)
+        self._most_tokens: int = self.engine._loop.core.scheduler.capacity
         if stepped:
             self.engine._loop.call(self._keep_at_once)
             self.engine._loop.call(self._take_over)
@@ -163,8 +166,7 @@ class Life:
 
     def room(self, prompt: list[int]) -> int:
         """Tokens that can be generated behind ``prompt``."""
-        slots: int = self._most_blocks * self.chosen["block_size"]
-        return min(self.engine.max_model_len, slots + 1) - len(prompt)
+        return min(self.engine.max_model_len, self._most_tokens + 1) - len(prompt)
 
     def params(self, submission: Submission, priority: int = 0) -> SamplingParams:
         """How its tokens are chosen."""

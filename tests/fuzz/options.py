@@ -78,6 +78,7 @@ POLICIES: tuple[Any, ...] = (
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "kv_tokens": (48, 64, 64, 96, 96, 128, 160, 240, 1024),  # tokens of the whole pool: mostly less than is asked for
     "swap_tokens": (0, 0, 0, 64, 240, 480),  # tokens of the host tier
+    "own_memory": (False, False, True),  # which has storage of its own, as below a GPU
     "max_num_seqs": (1, 2, 3, 4, 6, 8, 16, 16),
     "max_num_batched_tokens": (8, 16, 33, 64, 256, None),
     "scheduling_policy": POLICIES,
@@ -105,7 +106,7 @@ def engine_options(chosen: dict[str, Any], directory: FilePath | None) -> dict[s
     options, size = dict(chosen), chosen["block_size"]
     names = ("kv_tokens", "pinned_blocks", "disk_blocks", "swap_tokens")
     blocks, pinned, stored, swapped = (options.pop(name) for name in names)
-    del options["pinned_home"]
+    del options["pinned_home"], options["own_memory"]
     block_bytes = size * tiny_token_bytes(chosen["dtype"], chosen["kv_cache_dtype"])
     options["swap_space"] = swapped // size * block_bytes
     options["max_pinned_memory"] = None if pinned is None else pinned * block_bytes

@@ -203,9 +203,9 @@ def make(rng: random.Random, policy: Any = "fcfs", **options: Any) -> Harness:
 def test_every_request_finishes_whole(policy: Any, seed: int) -> None:
     """Random arrivals, priorities, n, aborts, pins, tiny pools, host tiers: all end, complete and unmixed."""
     rng = random.Random(f"{policy}/{seed}")
-    harness = make(rng, policy, host_blocks=rng.choice([0, 0, 5, 40]))
+    harness = make(rng, policy, host_blocks=rng.choice([0, 0, 5, 40]), attends_host=rng.random() < 0.7)
     scheduler = harness.scheduler
-    capacity = max(home.allocator.num_blocks for home in scheduler.homes) * scheduler.cache.block_size
+    capacity = scheduler.capacity
     shared = [rng.randint(0, 2) for _ in range(capacity)]
     number, work, aborted = 0, 0, set[Sequence]()
     while number < 25 or scheduler.has_work:

@@ -13,7 +13,7 @@ from foreword.core.validation import reject
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("auto", None, "int8", "int4")
-KV_CACHE_DTYPES = ("auto", "int8")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 KERNELS = ("auto", "torch", "portable", "avx2", "avx512", "avx512_vnni", "triton")
 
 MAX_THREADS = 256

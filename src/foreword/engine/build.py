@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -17,22 +17,18 @@ from foreword.core.errors import ModelLoadError
 from foreword.core.validation import reject
 from foreword.engine.client import Limits
 from foreword.engine.core import EngineCore
-from foreword.kv.eviction import EvictionPolicy
+from foreword.engine.memory import Memory, StepSize, has_own_memory, memory_of, run_step
+from foreword.engine.storage import create_storage
 from foreword.kv.eviction import create_policy as create_eviction_policy
-from foreword.kv.host import CacheStore
 from foreword.kv.namespace import Namespace
 from foreword.kv.pool import KVGeometry, KVPool
-from foreword.kv.store import DiskStore
-from foreword.kv.tier import BlockStore
-from foreword.kv.tiers import Lanes, TieredCache
-from foreword.kv.trace import TraceRecorder
 from foreword.model.checkpoint_quantization import CheckpointQuantization
 from foreword.model.config import ModelConfig
 from foreword.model.digest import fingerprint, full_digest
 from foreword.model.load import load_model, stored_quantization
+from foreword.model.size import weight_bytes
 from foreword.model.source import home, resolve
 from foreword.ops import choose_device, create_ops, default_dtype
-from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.protocol import Ops, Quantization
 from foreword.runtime.runner import ModelRunner
 from foreword.runtime.sampler import Sampler
@@ -42,11 +38,11 @@ from foreword.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("foreword")
 
-KV_SHARE_OF_FREE_MEMORY = 0.2
-"""Share of the free memory that the KV cache takes when ``kv_cache_memory`` is not given."""
-
 CPU_TOKENS_PER_STEP = 512
 """Default of ``max_num_batched_tokens``: more computes no faster per token and lets decoding requests wait longer."""
+
+GPU_TOKENS_PER_STEP = 8192
+"""The same where a few hundred tokens would be computed in the time that reading the weights takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,31 +74,43 @@ def build(config: EngineConfig) -> EngineParts:
     dtype = default_dtype(device, kernels) if config.dtype == "auto" else getattr(torch, config.dtype)
     stored = model_config.quantization
     quantization, as_stored = _quantization(config, kernels, source.directory, stored)
+    kv_dtype = _kv_dtype(config, kernels, dtype)
     ops = create_ops(
         device, dtype, kernels, quantization is not None, config.num_threads,
         block_size=config.block_size, deterministic=config.deterministic,
     )  # fmt: skip
     ops.enter_thread()
-    model = load_model(
-        source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization, as_stored=as_stored,
-        device=device,
+    memory = memory_of(device, config.model, config.gpu_memory_utilization)
+    load = functools.partial(
+        load_model, source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization,
+        as_stored=as_stored, device=device,
     )  # fmt: skip
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else torch.int8
+    model = memory.load(load, _weight_bytes(source.directory, dtype, quantization, ops, device))
     ops.calibrate(model.shape, kv_dtype, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
-    num_blocks = _num_blocks(config, geometry, max_model_len, device)
-    pool = _pool(config, geometry, num_blocks, device)
-    cache, host = _caches(config, pool, num_blocks, ops, eviction)
+    tokens_per_step = config.max_num_batched_tokens or max(
+        GPU_TOKENS_PER_STEP if has_own_memory(device) else CPU_TOKENS_PER_STEP, config.max_num_seqs
+    )
+
+    def runner_of(pool: KVPool) -> ModelRunner:
+        return ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids))
+
+    longest_prefill = tokens_per_step if config.enable_chunked_prefill else max(tokens_per_step, max_model_len)
+    largest = StepSize(longest_prefill, config.max_num_seqs, max_model_len)
+    step = functools.partial(run_step, runner_of, geometry, config.block_size, device, largest)
+    num_blocks = _num_blocks(config, geometry, max_model_len, memory, step)
+    storage = create_storage(config, geometry, num_blocks, device, ops, eviction)
     scheduler = Scheduler(
-        cache,
+        storage.cache,
         policy,
-        host=host,
+        host=storage.host,
+        attends_host=storage.in_pool,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or max(CPU_TOKENS_PER_STEP, config.max_num_seqs),
+        max_num_batched_tokens=tokens_per_step,
         chunked_prefill=config.enable_chunked_prefill,
     )
-    runner = ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids))
-    computed, kept = (str(each).removeprefix("torch.") for each in (dtype, kv_dtype))
+    computed = str(dtype).removeprefix("torch.")
+    kept = computed if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     weights = stored.method if stored is not None and as_stored else quantization or computed
     backend = f"{ops.name} kernels, {weights} weights, {kept} KV, {ops.num_threads} threads"
     logger.info(
@@ -111,13 +119,14 @@ def build(config: EngineConfig) -> EngineParts:
         num_blocks * config.block_size * geometry.bytes_per_token / 1e9,
     )  # fmt: skip
     return EngineParts(
-        core=EngineCore(scheduler, runner),
+        core=EngineCore(scheduler, runner_of(storage.pool)),
         backend=backend,
         tokenizer=tokenizer,
         limits=Limits(
             max_model_len,
-            max(home.allocator.num_blocks for home in scheduler.homes) * config.block_size,
+            scheduler.capacity,
             model_config.vocab_size,
+            "a larger kv_cache_memory" + (", or a swap_space that holds it (as exact)" if storage.in_pool else ""),
         ),
         namespace=_namespace(
             config, source.directory, geometry, ops, f"{quantization} {computed}{' as stored' if as_stored else ''}"
@@ -181,101 +190,37 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or longest
 
 
-def _num_blocks(config: EngineConfig, geometry: KVGeometry, max_model_len: int, device: str) -> int:
+def _kv_dtype(config: EngineConfig, kernels: str, dtype: torch.dtype) -> torch.dtype:
+    if config.kv_cache_dtype == "fp8" and kernels != "triton":
+        reject("kv_cache_dtype", "fp8", "the CPU's kernels do not know it: choose 'int8', or a GPU")
+    return {"auto": dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.kv_cache_dtype]
+
+
+def _weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantization | None, ops: Ops, device: str) -> int:
+    """What the weights take besides the pages of their files."""
+    sizes = weight_bytes(directory, dtype, quantization)
+    if has_own_memory(device):
+        return sum(sizes)
+    return 0 if ops.name == "torch" else sizes.linear
+
+
+def _num_blocks(
+    config: EngineConfig, geometry: KVGeometry, max_model_len: int, memory: Memory, step: Callable[[], object]
+) -> int:
+    """Blocks of the KV pool; ``step`` runs one as large as any, to see what it takes."""
     block_bytes = geometry.bytes_per_token * config.block_size
     budget = config.kv_cache_memory
     assert not isinstance(budget, str)  # the configuration has parsed it
     if budget is None:
+        least = -(-(config.max_model_len or 1) // config.block_size) * block_bytes
         most = config.max_num_seqs * max_model_len * geometry.bytes_per_token
-        budget = min(_memory_for_kv(device, config.gpu_memory_utilization), most)
+        budget = min(memory.for_kv(step, least), max(most, block_bytes))
     if budget < block_bytes:
         raise ModelLoadError(
             f"kv_cache_memory={budget} bytes hold no KV block of {config.model} ({block_bytes} bytes "
             f"for {config.block_size} tokens); give more memory or a smaller block_size"
         )
     return budget // block_bytes
-
-
-def _memory_for_kv(device: str, utilization: float) -> int:
-    """What the KV cache may take, now that the weights are there: a share of free main memory, or what is left of the
-    share of a GPU's memory."""
-    if device == "cpu":
-        return int(KV_SHARE_OF_FREE_MEMORY * free_memory())
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, free - int((1 - utilization) * total))
-
-
-def free_memory() -> int:
-    """Bytes of memory this process can still get; where the system does not say, half of what it has."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(free, _container_memory(free))
-
-
-def _container_memory(unlimited: int) -> int:
-    """What the container's limit (cgroup v2) leaves; ``unlimited`` without one."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return unlimited
-
-
-def _pool(config: EngineConfig, geometry: KVGeometry, num_blocks: int, device: str) -> KVPool:
-    """``num_blocks`` for the KV pool, behind them those of the host tier, and one through which others go to disk."""
-    if device != "cpu" and config.swap_space:
-        reject("swap_space", config.swap_space, f"there is no host tier for device {device!r} yet: leave it out")
-    num_blocks += _host_blocks(config, geometry) + (config.cache_dir is not None)
-    try:
-        return KVPool(geometry, num_blocks, config.block_size, device)
-    except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        larger = "swap_space" if _host_blocks(config, geometry) > num_blocks // 2 else "kv_cache_memory"
-        reject(larger, getattr(config, larger), f"the system does not hand out so much memory ({error})")
-
-
-def _host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
-    assert not isinstance(config.swap_space, str)  # the configuration has parsed it
-    block_bytes = geometry.bytes_per_token * config.block_size
-    if 0 < (config.swap_space or 0) < block_bytes:
-        reject("swap_space", config.swap_space, f"a KV block takes {block_bytes} bytes: give more, or 0")
-    return (config.swap_space or 0) // block_bytes
-
-
-def _caches(
-    config: EngineConfig, pool: KVPool, num_blocks: int, ops: Ops, policy: EvictionPolicy
-) -> tuple[TieredCache, TieredCache | None]:
-    """What keeps the books of the pool's ``num_blocks``, and of the host tier if there is one."""
-    pinned, size = config.max_pinned_memory, config.block_size
-    assert not isinstance(pinned, str)  # the configuration has parsed it
-    in_host = _host_blocks(config, pool.geometry)
-    block_bytes = pool.geometry.bytes_per_token * size
-    create = functools.partial(
-        TieredCache,
-        block_size=size,
-        policy=policy,
-        enable_prefix_caching=config.enable_prefix_caching,
-        max_pinned_blocks=(num_blocks + in_host) // 4 if pinned is None else pinned // block_bytes,
-        lanes=Lanes.create(functools.partial(use_torch_threads, 1)),
-    )
-    trace = None if config.cache_trace is None else TraceRecorder(config.cache_trace, size, num_blocks)
-    cache, host = create(num_blocks, trace=trace), None
-    disk: list[BlockStore] = []
-    if config.cache_dir is not None:
-        assert isinstance(config.max_disk_cache, int)
-        try:
-            disk.append(DiskStore(pool, Path(config.cache_dir), config.max_disk_cache, ops.copy_slots))
-        except ValueError as error:
-            reject("max_disk_cache", config.max_disk_cache, str(error))
-    if in_host:
-        host = create(in_host, first_block=num_blocks)
-        host.put_on(CacheStore(pool, cache, takes=False), *disk)
-        cache.put_on(CacheStore(pool, host, takes=True), *disk)
-    else:
-        cache.put_on(*disk)
-    return cache, host
 
 
 def _namespace(config: EngineConfig, directory: Path, geometry: KVGeometry, ops: Ops, weights_as: str) -> Namespace:

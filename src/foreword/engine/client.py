@@ -42,11 +42,13 @@ class Limits(NamedTuple):
         max_model_len: tokens of prompt and output together.
         kv_tokens: tokens whose KV one sequence can have, in the pool or in the host tier.
         vocab_size: token ids are smaller.
+        larger: options with which it could have more.
     """
 
     max_model_len: int
     kv_tokens: int
     vocab_size: int
+    larger: str
 
 
 class Prepared(NamedTuple):
@@ -189,7 +191,7 @@ class EngineClient:
             )
         return (
             f"the prompt has {length} tokens, but the KV cache holds {self.limits.kv_tokens}; "
-            "shorten it, give a larger kv_cache_memory, or a swap_space that holds it (exact too, slower on a GPU)"
+            f"shorten it, or give {self.limits.larger}"
         )
 
     def explain(self, prepared: Prepared) -> CacheExplanation:

@@ -45,24 +45,28 @@ class Engine(Steering):
         num_threads: threads that compute, on the CPU; None takes as many as torch uses.
         max_model_len: longest sequence in tokens; None takes the model's own.
         block_size: tokens per KV block, a divisor of 128.
-        kv_cache_memory: bytes for the KV cache, or text such as "512MiB". None takes a fifth of the free memory, at
-            most what ``max_num_seqs`` sequences of full length fill. Memory is only touched as it is used.
+        kv_cache_memory: bytes for the KV cache, or text such as "512MiB". None takes a fifth of the free memory, on a
+            GPU what weights and the largest step leave of ``gpu_memory_utilization``; at most what ``max_num_seqs``
+            sequences of full length fill. On the CPU memory is only touched as it is used.
         kv_cache_dtype: "auto" keeps KV in the ``dtype``; "int8" in 8 bits with a scale for each token and head, so that
-            nearly twice as many tokens fit, at a small error.
-        gpu_memory_utilization: share of a GPU's memory the engine may use, in (0, 1]; the CPU ignores it.
+            nearly twice as many tokens fit, at a small error; "fp8", on a GPU, in 8-bit floating point (e4m3) without
+            scales, at a larger one, where values beyond 448 become that.
+        gpu_memory_utilization: share of a GPU's memory that may be used, by the engine and others together, in (0, 1];
+            the CPU ignores it.
         deterministic: on a GPU, give the same bits whatever was cached, batched, chunked or preempted, at some cost in
             speed; without it results may differ in the last places, as libraries choose their kernels by the size of
             the batch. On the CPU it is always so.
         max_num_seqs: sequences computed at once; more wait.
-        max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None chooses.
+        max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None: 512 on the CPU,
+            8192 on a GPU.
         enable_prefix_caching: keep and reuse KV across requests.
         eviction_policy: which cached blocks go first: "slru", "lru", "lfu", "cost", or a function from
             :class:`foreword.NodeStats` to a number, the lowest going first.
         max_pinned_memory: what pins may hold, in bytes or as text such as "64MiB". None allows a quarter of the KV.
         cache_trace: a file to which one line per request is appended, without any text, for ``foreword cache replay``.
         swap_space: main memory for KV that the pool has no room for, in bytes or as text: what is evicted or preempted
-            is copied back from there instead of computed again, and sequences longer than the pool live there. Of use
-            where the model computes in other memory.
+            is copied back from there instead of computed again. On the CPU, sequences longer than the pool live there;
+            on a GPU none can be longer than the pool, and all of this memory is taken, and held in place, at once.
         cache_dir: a directory where KV is kept on disk too: a later process that is given it goes on with what this one
             computed, checked and bit for bit; processes may share it. Salts keep their files apart.
         max_disk_cache: what ``cache_dir`` may hold, in bytes or as text.
@@ -72,7 +76,7 @@ class Engine(Steering):
         seed: makes the choices of requests without a seed of their own reproducible, in order of submission.
 
     Raises:
-        ModelLoadError: the model cannot be found, read or run.
+        ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
         ValueError: an option is out of range; the message names it.
 
     Attributes:

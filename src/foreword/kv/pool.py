@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_PORTABLE, _MAPPED = 1, 2
+"""Flags of ``cudaHostRegister``: for all contexts, and with an address on the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
     """Shape of one token's KV.
 
     Attributes:
-        dtype: of the pool; int8 comes with a scale for each head.
+        dtype: of the pool; int8 comes with a scale for each head, float8_e4m3fn (which GPUs compute alone) without.
     """
 
     num_layers: int
@@ -43,9 +48,17 @@ class KVPool:
 
     Block ``b`` owns the slots ``b * block_size .. (b + 1) * block_size - 1``. Memory is touched, and so
     resident, only where a block has been written.
+
+    Args:
+        pinned: memory of the CPU, all of it resident and held in place, so that a GPU reads and writes it.
+
+    Raises:
+        RuntimeError, OSError, ValueError: there is not so much memory.
     """
 
-    def __init__(self, geometry: KVGeometry, num_blocks: int, block_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self, geometry: KVGeometry, num_blocks: int, block_size: int, device: str = "cpu", *, pinned: bool = False
+    ) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -55,11 +68,19 @@ class KVPool:
             if device == "cpu"
             else torch.zeros(shape, dtype=geometry.dtype, device=device)
         )
+        if pinned:
+            self._pin()
         self.layers = [KVLayer(layer[0], layer[1]) for layer in self.data]
 
     def block(self, number: int) -> Tensor:
         """``[num_layers, 2, num_kv_heads, block_size, row_width]``: the part of the pool that is one block."""
         return self.data[:, :, :, number * self.block_size : (number + 1) * self.block_size]
+
+    def _pin(self) -> None:
+        """In place: memory that torch pins takes the next power of two."""
+        driver, place = torch.cuda.cudart(), self.data.data_ptr()
+        torch.cuda.check_error(driver.cudaHostRegister(place, self.data.nbytes, _PORTABLE | _MAPPED))
+        weakref.finalize(self, driver.cudaHostUnregister, place).atexit = False  # the process's end does it too
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

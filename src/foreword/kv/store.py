@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from foreword.kv.tier import Transfer
 from foreword.ops.protocol import SlotCopy
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from foreword.ops.protocol import Ops
 
 _MAX_OPEN = 256
 """Namespaces whose tier is open at a time; tenants come and go, and each has an index in memory."""
@@ -33,20 +33,14 @@ class DiskStore:
     Args:
         pool: with one block beyond those that the cache manager hands out, through which part-filled blocks go.
         directory, max_bytes: of :class:`foreword.kv.disk.tier.DiskTier`.
-        copy_slots: the backend's, which knows how slots lie in a block.
+        ops: the backend that computes in the pool.
     """
 
-    def __init__(
-        self,
-        pool: KVPool,
-        directory: Path,
-        max_bytes: int,
-        copy_slots: Callable[[Tensor, Sequence[SlotCopy]], None],
-    ) -> None:
+    def __init__(self, pool: KVPool, directory: Path, max_bytes: int, ops: Ops) -> None:
         self._pool = pool
         self._directory = directory
         self._max_bytes = max_bytes
-        self._copy_slots = copy_slots
+        self._ops = ops
         self._block_bytes = pool.geometry.bytes_per_token * pool.block_size
         self._spare = pool.num_blocks - 1
         self._buffer = bytearray(self._block_bytes)
@@ -73,30 +67,36 @@ class DiskStore:
 
     def load(self, namespace: bytes, tokens: list[int], start: int, limit: int, blocks: Sequence[int]) -> Transfer:
         """See :class:`foreword.kv.tier.BlockStore`."""
+        aside = self._ops.aside()
 
         def run(stop: threading.Event) -> int:
             tier, num_tokens = self._tier(namespace), 0
-            for ref, block in zip(tier.lookup(tokens, start, limit), blocks, strict=False):
-                if stop.is_set() or not self._load(tier, ref, block):
-                    break
-                num_tokens += ref.num_tokens
+            with aside:
+                for ref, block in zip(tier.lookup(tokens, start, limit), blocks, strict=False):
+                    if stop.is_set() or not self._load(tier, ref, block):
+                        break
+                    num_tokens += ref.num_tokens
             return num_tokens
 
         return Transfer(run, _nothing)
 
     def save(self, namespace: bytes, tokens: list[int], blocks: Sequence[int]) -> Transfer:
         """See :class:`foreword.kv.tier.BlockStore`. Copied when that has landed, on disk after :meth:`flush`."""
+        aside = self._ops.aside()
 
         def run(_: threading.Event) -> int:
             tier, size = self._tier(namespace), self._pool.block_size
             covered = tier.covered(tokens)
-            for start in range(covered // size * size, len(tokens), _BATCH * size) if covered < len(tokens) else ():
-                end = min(start + _BATCH * size, len(tokens))
-                part = [self._read(block) for block in blocks[start // size : end // size]]
-                if rest := end % size:
-                    part.append(self._read_part(blocks[end // size], rest))
-                if not tier.write(tokens[:end], start, part):  # too much is waiting, or the disk refuses
-                    break
+            if covered == len(tokens):
+                return 0
+            with aside:
+                for start in range(covered // size * size, len(tokens), _BATCH * size):
+                    end = min(start + _BATCH * size, len(tokens))
+                    part = [self._read(block) for block in blocks[start // size : end // size]]
+                    if rest := end % size:
+                        part.append(self._read_part(blocks[end // size], rest))
+                    if not tier.write(tokens[:end], start, part):  # too much is waiting, or the disk refuses
+                        break
             return len(tokens) - covered
 
         return Transfer(run, _nothing)
@@ -144,7 +144,7 @@ class DiskStore:
         """The block with its other slots cleared: they may hold what another tenant computed."""
         size = self._pool.block_size
         self._pool.block(self._spare).zero_()
-        self._copy_slots(self._pool.data, [SlotCopy(block * size, self._spare * size, num_tokens)])
+        self._ops.copy_slots(self._pool.data, [SlotCopy(block * size, self._spare * size, num_tokens)])
         return self._read(self._spare)
 
 

@@ -59,8 +59,8 @@ def create_ops(
 
 
 def choose_device(device: str, kernels: str, directory: Path) -> str:
-    """What ``device="auto"`` means: a GPU that torch finds and on which Triton's kernels pass their check; else, or with
-    kernels for the CPU, the CPU.
+    """What ``device="auto"`` means: a GPU that torch finds and on which Triton's kernels pass their check, unless
+    ``kernels`` are for the CPU; else the CPU.
 
     Args:
         directory: remembers that a GPU has passed the check.

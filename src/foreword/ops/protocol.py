@@ -7,6 +7,7 @@ never on how many rows the batch holds, nor on where chunk or cache borders fell
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
 
@@ -248,3 +249,11 @@ class Ops(Protocol):
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
         """Carry out ``copies`` on ``pool [num_layers, 2, num_kv_heads, num_slots, ..]``, the layers of a KV pool."""
+
+    def copy_blocks(self, source: Tensor, target: Tensor, copies: Sequence[SlotCopy]) -> None:
+        """Carry out ``copies`` of whole blocks between two pools of one geometry: the device's, and one in main memory
+        that the device reaches."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """For work beside the model, on any thread: what is launched within it begins after all that the thread that
+        called this had launched by then, waits for nothing later, and is done when it is left. To be entered once."""

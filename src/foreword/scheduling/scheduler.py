@@ -5,7 +5,7 @@ running or waiting, in the policy's order. Under memory pressure the sequence of
 arrival) gives its blocks up and is recomputed later; as ranks never change, the first always finishes.
 
 A sequence has its home in the KV pool, or, once it is longer than all of the pool, in the host tier: its blocks lie
-there, and attention reads them there.
+there, and attention reads them there. Where attention cannot (on a GPU), no sequence is longer than the pool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Scheduler:
 
     Args:
         cache: the KV cache manager of the pool; the scheduler is its only user.
-        host: that of the host tier, for sequences longer than the pool; None: there is no such tier.
+        host: that of the host tier; None: there is no such tier.
+        attends_host: whether sequences longer than the pool live in the host tier.
         policy: order of prompts.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens per step.
@@ -42,12 +43,14 @@ class Scheduler:
         policy: SchedulingPolicy,
         *,
         host: TieredCache | None = None,
+        attends_host: bool = True,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         chunked_prefill: bool = True,
     ) -> None:
         self.cache = cache
         self.host = host
+        self._home_of_long = cache if host is None or not attends_host else host
         self.homes = [cache] if host is None else [cache, host]
         self.policy = policy
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each running sequence may need one token
@@ -62,9 +65,15 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def capacity(self) -> int:
+        """Tokens whose KV one sequence can have."""
+        homes = (self.cache, self._home_of_long)
+        return max(home.allocator.num_blocks for home in homes) * self.cache.block_size
+
     def home_of(self, num_tokens: int) -> TieredCache:
         """Where a sequence of ``num_tokens`` belongs."""
-        return self.cache if self.host is None or self.cache.could_hold(num_tokens) else self.host
+        return self.cache if self.cache.could_hold(num_tokens) else self._home_of_long
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -362,8 +371,8 @@ class Scheduler:
             if users or self.moving or not home.drop_oldest_pin():
                 return None
             logger.warning(
-                "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more "
-                "kv_cache_memory (or swap_space, if it is longer than that)", total,
+                "a pinned prefix was unpinned: a request of %d tokens needs its KV memory; pin less, or give more %s",
+                total, "swap_space" if home is self.host else "kv_cache_memory",
             )  # fmt: skip
 
     def _log(self, sequence: Sequence) -> None:

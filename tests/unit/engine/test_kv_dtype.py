@@ -25,6 +25,12 @@ def test_more_blocks_fit_into_the_same_memory(tiny: TinyEngine, kernels: str) ->
 
 
 @kernels
+def test_fp8_is_for_gpus(tiny: TinyEngine, kernels: str) -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_dtype='fp8' is not valid: .*choose 'int8', or a GPU"):
+        tiny(kernels=kernels, kv_cache_dtype="fp8")
+
+
+@kernels
 def test_the_engine_says_what_it_keeps(tiny: TinyEngine, kernels: str) -> None:
     assert "float32 weights, int8 KV" in tiny(kernels=kernels, kv_cache_dtype="int8").backend
     assert "float32 weights, float32 KV" in tiny(kernels=kernels).backend

@@ -13,6 +13,7 @@ shared_prefix  what of a batch's KV is shared, as a tree
 attention      paged attention and the merge of partial results
 kv_write       rotary embedding, and keys and values into the pool
 copy           slots of a pool to others, or to another pool
+streams        work beside the model, on streams of its own
 norms          RMS norms, with residuals, and of heads
 activation     gated activations
 packing        weights as the kernels read them, from our own, AWQ's and GPTQ's layouts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,7 @@ from foreword.ops.triton.packing import PackedWeight, pack_grouped, pack_plain, 
 from foreword.ops.triton.plan import PlanDraft, PlanSettings
 from foreword.ops.triton.planner import draft_plan
 from foreword.ops.triton.step import StepPlans
+from foreword.ops.triton.streams import SideStreams
 from foreword.ops.triton.upload import upload
 
 if TYPE_CHECKING:
@@ -88,6 +90,9 @@ class TritonOps:
         self.num_threads = 1
         self.tiles_used = self.tiles_read = 0
         self._device = torch.device(device)
+        if self._device == torch.device("cuda"):  # the same one on every thread, whose current ones may differ
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._streams = SideStreams(self._device)
         self._block_size = block_size
         self._deterministic = deterministic
         self._programs = _INTERPRETED_PROGRAMS
@@ -182,3 +187,9 @@ class TritonOps:
 
     def copy_slots(self, pool: Tensor, copies: Sequence[SlotCopy]) -> None:
         copy.copy_slots(pool, pool, copies)
+
+    def copy_blocks(self, source: Tensor, target: Tensor, copies: Sequence[SlotCopy]) -> None:
+        copy.copy_slots(source, target, copies)
+
+    def aside(self) -> AbstractContextManager[None]:
+        return self._streams.aside()

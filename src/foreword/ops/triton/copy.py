@@ -2,7 +2,8 @@
 """Copies of slots within a pool (copy-on-write) and between the device's pool and one in pinned main memory.
 
 The same kernel does both: pinned memory has an address on the device, so a copy of many small pieces, one per layer and
-head, is one launch, on a stream of its own if wished, instead of as many calls.
+head, is one launch instead of as many calls. It goes to the current stream, as all kernels do; see
+:mod:`foreword.ops.triton.streams` for others.
 
 No GPU has run this kernel yet; it is tested under Triton's interpreter and compiled ahead of time.
 """
@@ -10,7 +11,6 @@ No GPU has run this kernel yet; it is tested under Triton's interpreter and comp
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,15 +44,9 @@ def copy_kernel(source, target, copies, source_stride, target_stride, WORDS: tl.
     tl.store(target + plane * target_stride + second * WORDS + offset, data, mask=inside)
 
 
-def copy_slots(
-    source: Tensor, target: Tensor, copies: Sequence[SlotCopy], stream: torch.cuda.Stream | None = None
-) -> None:
+def copy_slots(source: Tensor, target: Tensor, copies: Sequence[SlotCopy]) -> None:
     """Carry out ``copies``, in this order, from ``source`` to ``target``: pools ``[num_layers, 2, num_kv_heads,
     num_slots, row_width]`` of one geometry, or the same pool. Nothing waits for their end.
-
-    Args:
-        stream: where they are done; None: the current one. Whoever uses another must order it against the current one
-            and keep both pools until it is through.
 
     Raises:
         ValueError: pools that differ in more than their slots, or rows that are no multiple of 4 bytes.
@@ -65,17 +59,16 @@ def copy_slots(
         raise ValueError(f"rows of {row_bytes} bytes cannot be copied; their size must be a multiple of 4")
     planes = source.shape[0] * source.shape[1] * source.shape[2]
     device = target.device if source.device.type == "cpu" else source.device
-    with nullcontext() if stream is None else torch.cuda.stream(stream):
-        for round_ in rounds(copies) if source is target else [copies]:
-            if not round_:
-                continue
-            table = torch.tensor(round_, dtype=torch.int32, pin_memory=device.type == "cuda")
-            words = row_bytes // 4
-            longest = max(copy.length for copy in round_) * words
-            copy_kernel[len(round_), planes, triton.cdiv(longest, BLOCK)](
-                source.view(torch.int32), target.view(torch.int32), table.to(device, non_blocking=True),
-                source.shape[3] * words, target.shape[3] * words, WORDS=words, BLOCK=BLOCK, num_warps=NUM_WARPS,
-            )  # fmt: skip
+    words = row_bytes // 4
+    for round_ in rounds(copies) if source is target else [copies]:
+        if not round_:
+            continue
+        table = torch.tensor(round_, dtype=torch.int32, pin_memory=device.type == "cuda")
+        longest = max(copy.length for copy in round_) * words
+        copy_kernel[len(round_), planes, triton.cdiv(longest, BLOCK)](
+            source.view(torch.int32), target.view(torch.int32), table.to(device, non_blocking=True),
+            source.shape[3] * words, target.shape[3] * words, WORDS=words, BLOCK=BLOCK, num_warps=NUM_WARPS,
+        )  # fmt: skip
 
 
 def rounds(copies: Sequence[SlotCopy]) -> Iterator[list[SlotCopy]]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,19 @@ def test_rows_and_tokens() -> None:
     expected[..., 6:8, :] = expected[..., 1:3, :]
     backend.copy_slots(pool, [SlotCopy(1, 6, 2)])
     assert torch.equal(pool, expected)
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda", 3), ("cuda:1", 1)])
+def test_one_device_for_all_threads(monkeypatch: pytest.MonkeyPatch, device: str, number: int) -> None:
+    """That of the thread that made the backend, where none is named."""
+    entered: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2, name="")
+    )
+    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
+    TritonOps(torch.bfloat16, device).enter_thread()
+    assert entered == [torch.device("cuda", number)]
 
 
 # -- the choice of a device ------------------------------------------------------------------------------------
