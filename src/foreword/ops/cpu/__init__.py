@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foreword.ops.cpu import attention, elementwise, linear
+from foreword.ops.cpu import attention, elementwise, linear, sampling
 from foreword.ops.cpu.schedule import AttentionPlan
 from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.kv_int8 import quantize_rows
@@ -17,6 +17,7 @@ from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
     DecoderShape,
+    Draw,
     FusedLayers,
     KVLayer,
     LayerWeights,
@@ -84,7 +85,12 @@ class CpuOps:
     def calibrate(self, shape: DecoderShape, kv_dtype: torch.dtype, directory: Path) -> None:
         """Its schedule has no choices to weigh."""
 
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        return sampling.draw(logits, draws, self.argmax(logits))
+
     def argmax(self, logits: Tensor) -> list[int | None]:
+        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; None where a NaN is
+        or the largest is infinite."""
         best = [int(row.argmax()) for row in logits]  # of a NaN, if there is one
         return [token if math.isfinite(row[token]) else None for row, token in zip(logits, best, strict=True)]
 

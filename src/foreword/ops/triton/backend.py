@@ -15,6 +15,7 @@ from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
     DecoderShape,
+    Draw,
     FusedLayers,
     KVLayer,
     LayerWeights,
@@ -142,8 +143,8 @@ class TritonOps:
         """Nothing to measure: plans are weighed by how many programs the device runs at the same time, which it tells,
         and a shared beginning is read once wherever that saves reading, as the reading is what takes the time."""
 
-    def argmax(self, logits: Tensor) -> list[int | None]:
-        return [None if token < 0 else token for token in sampling.argmax(logits).tolist()]
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        return sampling.draw(logits, draws)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)
