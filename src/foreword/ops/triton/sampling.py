@@ -40,7 +40,7 @@ NUM_WARPS = 8
 BINS = 2048
 DIGITS = ((21, 11), (10, 11), (0, 10))
 """Of a key, from the first on: its lowest bit and its number of bits."""
-_MOST_LOGITS = 2**18 * 2
+_MOST_LOGITS = 2**19 - 1
 _KEY_OF_NOTHING = 0xFF800000
 """The key of minus infinity: all tokens that can be drawn come before it."""
 
@@ -255,60 +255,66 @@ def draw(logits: Tensor, draws: Sequence[Draw], block: int = BLOCK) -> Tensor:
         ValueError: a row has so many logits that sums of probabilities could overflow.
     """
     best = argmax(logits, block)
-    if all(how.temperature == 0 for how in draws):
-        return best
-    if logits.shape[1] > _MOST_LOGITS:
-        raise ValueError(f"rows of {logits.shape[1]} logits cannot be drawn from; {_MOST_LOGITS} are the most")
-    step = _Step(logits if logits.stride(1) == 1 else logits.contiguous(), best, draws, block)
-    if any(how.temperature and how.top_k for how in draws):
-        step.cut(by_weight=False)
-    if any(how.temperature and how.top_p < 1 for how in draws):
-        step.sum(min_p=False)
-        step.cut(by_weight=True)
-    step.sum(min_p=True)
-    step.draw()
+    if any(how.temperature for how in draws):
+        Drawing(logits, best, draws, block).run()
     return best
 
 
-class _Step:
-    """The rows that are drawn from, and where they are cut; at first nowhere."""
+class Drawing:
+    """Rows that are drawn from.
+
+    Attributes:
+        best: ``[R]`` int32, the most likely tokens, or -1; :meth:`run` puts the drawn ones there.
+        cut: ``[R, 2]`` int64, where each row is cut: a key, and how many of the tokens that have it stay besides all
+            that come before.
+
+    Raises:
+        ValueError: as :func:`draw`.
+    """
 
     def __init__(self, logits: Tensor, best: Tensor, draws: Sequence[Draw], block: int) -> None:
         self._rows, self._width = logits.shape
-        self._parts = triton.cdiv(self._width, block)
-        self._block = block
-        self._constants = part_constants(self._width, block)
-        self._device = logits.device
+        if self._width > _MOST_LOGITS:
+            raise ValueError(f"rows of {self._width} logits cannot be drawn from: {_MOST_LOGITS} are the most")
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        parts, self._device = triton.cdiv(self._width, block), logits.device
+        self._draws = [how for how in draws if how.temperature]
+        self.best = best
         self._inputs = (logits, best, upload(np.array(draws, np.float64), self._device))
-        self._sizes = (logits.stride(0), self._width, self._parts)
-        self._cut = torch.zeros((self._rows, 2), dtype=torch.int64, device=self._device)
-        self._cut[:, 0] = _KEY_OF_NOTHING
-        self._sums = torch.empty((self._rows, 2, self._parts), dtype=torch.int64, device=self._device)
+        self._sizes = (logits.stride(0), self._width, parts)
+        self._block = {"BLOCK": block}
+        self._parts = part_constants(self._width, block)
+        self._sums = torch.empty((self._rows, 2, parts), dtype=torch.int64, device=self._device)
+        self.cut = torch.zeros((self._rows, 2), dtype=torch.int64, device=self._device)
+        self.cut[:, 0] = _KEY_OF_NOTHING
 
-    def cut(self, *, by_weight: bool) -> None:
-        """By top-p, after :meth:`sum`, or by top-k."""
-        bins = torch.zeros((len(DIGITS), self._rows, BINS), dtype=torch.int64, device=self._device)
-        cut = torch.empty_like(self._cut)
-        for (shift, bits), counted in zip(DIGITS, bins, strict=True):
-            options: dict[str, Any] = {"BY_WEIGHT": by_weight, "SHIFT": shift, "BITS": bits, "BINS": BINS}
-            histogram_kernel[self._rows, self._parts](
-                *self._inputs, cut, counted, *self._sizes[:2], **options, BLOCK=self._block, num_warps=NUM_WARPS
-            )
-            cut_kernel[self._rows,](
-                *self._inputs, cut, counted, self._cut, self._sums, *self._sizes, **options, **self._constants,
-                num_warps=NUM_WARPS,
-            )  # fmt: skip
-        self._cut = cut
-
-    def sum(self, *, min_p: bool) -> None:
-        """What each part of the rows weighs."""
-        sum_kernel[self._rows, self._parts](
-            *self._inputs, self._cut, self._sums, *self._sizes, MIN_P=min_p, BLOCK=self._block, num_warps=NUM_WARPS
+    def run(self) -> None:
+        """Cut by top-k, cut what is left by top-p, and draw from the rest."""
+        if any(how.top_k for how in self._draws):
+            self._find_cut(by_weight=False)
+        if any(how.top_p < 1 for how in self._draws):
+            self._add_up(min_p=False)
+            self._find_cut(by_weight=True)
+        self._add_up(min_p=True)
+        draw_kernel[self._rows,](
+            *self._inputs, self.cut, self._sums, *self._sizes, **self._block, **self._parts, num_warps=NUM_WARPS
         )
 
-    def draw(self) -> None:
-        """The tokens, after :meth:`sum`."""
-        draw_kernel[self._rows,](
-            *self._inputs, self._cut, self._sums, *self._sizes, **self._constants, BLOCK=self._block,
-            num_warps=NUM_WARPS,
-        )  # fmt: skip
+    def _find_cut(self, *, by_weight: bool) -> None:
+        bins = torch.zeros((len(DIGITS), self._rows, BINS), dtype=torch.int64, device=self._device)
+        cut = torch.empty((self._rows, 2), dtype=torch.int64, device=self._device)
+        for (shift, bits), counted in zip(DIGITS, bins, strict=True):
+            digit: dict[str, Any] = {"BY_WEIGHT": by_weight, "SHIFT": shift, "BITS": bits, "BINS": BINS}
+            histogram_kernel[self._rows, self._sizes[-1]](
+                *self._inputs, cut, counted, *self._sizes[:2], **digit, **self._block, num_warps=NUM_WARPS
+            )
+            cut_kernel[self._rows,](
+                *self._inputs, cut, counted, self.cut, self._sums, *self._sizes, **digit, **self._parts,
+                num_warps=NUM_WARPS,
+            )  # fmt: skip
+        self.cut = cut
+
+    def _add_up(self, *, min_p: bool) -> None:
+        sum_kernel[self._rows, self._sizes[-1]](
+            *self._inputs, self.cut, self._sums, *self._sizes, MIN_P=min_p, **self._block, num_warps=NUM_WARPS
+        )
