@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from foreword.ops.protocol import Draw
@@ -21,11 +22,11 @@ def draw(logits: Tensor, draws: Sequence[Draw], best: Sequence[int | None]) -> T
     Without top-k and top-p tokens lie in ascending order on the line on which ``u`` points, else from the most to the
     least likely.
     """
-    tokens = [
-        -1 if token is None else token if how.temperature == 0 else _draw(row / how.temperature, how)
-        for row, how, token in zip(logits, draws, best, strict=True)
-    ]
-    return torch.tensor(tokens, dtype=torch.int32)
+    tokens = np.array([-1 if token is None else token for token in best], np.int32)
+    for row, how in enumerate(draws):
+        if tokens[row] >= 0 and how.temperature:
+            tokens[row] = _draw(logits[row] / how.temperature, how)
+    return torch.from_numpy(tokens)
 
 
 def _draw(row: Tensor, how: Draw) -> int:

@@ -11,9 +11,10 @@ Probabilities are integers: ``exp((logit - largest) / temperature)`` in units of
 than that times the most likely one cannot be drawn. Sums of integers are the same in any order. So histograms may be
 added up by atomic operations, rows may be split among programs, and a row's token has nothing to do with the batch.
 
-Floor: the row is read once for its largest logit and once for what is kept, 3 times for top-k and 4 times for top-p,
-and once more between the two: with top-p alone 6 times 4 V bytes, mostly from the L2 cache. A launch for each; the
-programs of a launch, 4,096 logits each, are on all multiprocessors even for a single row.
+Floor: the row is read once for its largest logit, 3 times for top-k, 4 times for top-p, and once for what is kept:
+with top-p alone 6 times 4 V bytes, mostly from the L2 cache. A launch for each; the programs of a launch, 4,096 logits
+each, are on many multiprocessors even for a single row. Slowest are rows whose logits are all alike, as atomic
+operations on one bin wait for each other.
 
 No GPU has run these kernels yet; they are tested under Triton's interpreter and compiled ahead of time.
 """
@@ -163,7 +164,7 @@ def cut_kernel(
             weights, _ = kept_parts(kept + row * 2, sums + row * 2 * parts, largest, settings, parts, False, PARTS)
             total = tl.sum(weights, axis=0)
             share = tl.ceil(tl.load(settings + 2) * total.to(tl.float64)).to(tl.int64)
-            wanted = tl.maximum(tl.minimum(share, total), 1)
+            wanted = tl.minimum(share, total)
         else:
             top_k = tl.load(settings + 1).to(tl.int64)
             wanted = tl.where((top_k > 0) & (top_k < width), top_k, width)
@@ -211,7 +212,7 @@ def draw_kernel(logits, best, settings, cut, sums, stride, width, parts, BLOCK: 
         largest = tl.load(logits + first)
         weights, ties = kept_parts(cut, sums + row * 2 * parts, largest, settings, parts, True, PARTS)
         total = tl.sum(weights, axis=0)
-        target = tl.minimum((tl.load(settings + 4) * total.to(tl.float64)).to(tl.int64), total - 1)
+        target = (tl.load(settings + 4) * total.to(tl.float64)).to(tl.int64)  # below the total, however it is rounded
         part = tl.sum((tl.cumsum(weights, axis=0) <= target).to(tl.int32), axis=0)
         before = tl.arange(0, PARTS) < part
         target -= tl.sum(tl.where(before, weights, 0), axis=0)

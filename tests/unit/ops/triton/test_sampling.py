@@ -124,6 +124,15 @@ def test_rows_by_themselves() -> None:
         assert alone.tolist() == [together[row] for row in rows]
 
 
+def test_sums_beyond_double_precision() -> None:
+    """Of weights that add up to more than 2**53: a top-p of 1 asks for no more than there is, beside one that is less,
+    and the last token is the last that can be drawn."""
+    torch.manual_seed(4)
+    rows = 0.01 * torch.randn(2, 2000)
+    rows[:, 1900:] -= 25  # their weights are not multiples of what a double has for the whole
+    check(rows, [Draw(1.0, u=NEARLY_1), Draw(1.0, 0, 0.5, u=0.5)], block=2048)
+
+
 class Recorder:
     """Stands for a kernel: counts its launches."""
 
