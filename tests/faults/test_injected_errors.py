@@ -102,18 +102,17 @@ def test_a_sampler_error_fails_one_request(tiny: TinyEngine) -> None:
     engine = tiny()
     prompts = [[*POISON, 1], [1, 2, 3, 4], [5, 6]]
     expected = [ids for ids, _ in cold(engine, prompts[1:], **GREEDY)]
-    options = {**GREEDY, "logprobs": 0}  # plain greedy tokens do not pass through the sampler
 
     def make(original: Any) -> Any:
-        def sample(row: Any, sequence: Any, index: int) -> int:
+        def settle(sequence: Any, token: int) -> int:
             if is_poisoned(sequence) and len(sequence.token_ids) > 6:
                 raise InjectedError("injected")
-            return original(row, sequence, index)
+            return original(sequence, token)
 
-        return sample
+        return settle
 
-    with replaced(runner(engine)._sampler, "sample", make):
-        outputs = engine.generate(prompts, **options)
+    with replaced(runner(engine)._sampler, "settle", make):
+        outputs = engine.generate(prompts, **GREEDY)
     assert outputs[0].finish_reason == "error"
     assert isinstance(outputs[0].error.__cause__, InjectedError)
     assert len(outputs[0].token_ids) == 3, "what was generated before the error is still reported"

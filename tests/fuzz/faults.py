@@ -31,7 +31,7 @@ class Faults:
         wrap(runner, "execute", self._around_step)
         wrap(runner.model, "forward", self._failing("forward"))
         wrap(runner.model, "logits", self._failing("logits"))
-        wrap(runner._sampler, "sample", self._around_sample)
+        wrap(runner._sampler, "settle", self._around_settle)
         wrap(engine._client, "_token_ids", self._failing("tokenize"))
         wrap(core, "add", self._around_add)
 
@@ -71,12 +71,12 @@ class Faults:
 
         return execute
 
-    def _around_sample(self, original: Any) -> Any:
-        def sample(logits: Any, sequence: Any, index: int) -> int:
+    def _around_settle(self, original: Any) -> Any:
+        def settle(sequence: Any, token: int) -> int:
             self._check("sample", {sequence.request.request_id})
-            return int(original(logits, sequence, index))
+            return int(original(sequence, token))
 
-        return sample
+        return settle
 
     def _around_add(self, original: Any) -> Any:
         def add(states: list[Any]) -> None:

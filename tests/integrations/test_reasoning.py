@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.llms import ChatMessage
 
-from foreword.runtime.runner import Sample
+from foreword.runtime.sampler import Sample
 from langchain_foreword import ChatForeword
 from llama_index.llms.foreword import Foreword
 from support import TINY_EOS, assert_idle, save_tiny_llama, tiny_options

@@ -11,7 +11,8 @@ from foreword.core.outputs import EngineStats, FinishReason
 from foreword.engine.report import Explanations
 from foreword.engine.request_state import Completion, ConsumerError, ConsumerLeftError, RequestState
 from foreword.kv.pins import Pinned, PinsFullError
-from foreword.runtime.runner import ModelRunner, Sample
+from foreword.runtime.runner import ModelRunner
+from foreword.runtime.sampler import Sample
 from foreword.scheduling.plan import StepPlan
 from foreword.scheduling.scheduler import Scheduler
 from foreword.scheduling.sequence import Sequence

@@ -167,6 +167,24 @@ class DecoderShape:
     attention_scale: float
 
 
+class Draw(NamedTuple):
+    """How a row's token is drawn. ``top_k`` is applied first, then ``top_p`` to what is left, then ``min_p``.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the first of the most likely tokens, whatever the others are.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep tokens while the probability of those before them, from the most likely on, is less than this.
+        min_p: drop tokens less likely than this times the most likely one, which always stays.
+        u: in [0, 1): the kept tokens' probabilities lie side by side on a line, and this points at one of them.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    u: float = 0.0
+
+
 class FusedLayers(Protocol):
     """All layers of a decoder as one operation."""
 
@@ -205,9 +223,6 @@ class Ops(Protocol):
     def pad_rows(self, num_rows: int) -> int:
         """The row count, at least ``num_rows``, that this backend wants a batch to be padded to."""
 
-    def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
-        """Each as an int32 tensor on the device; nothing waits for the copy."""
-
     def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
         """Pack ``weight [out, in]`` (and ``bias [out]``), which lie on this backend's device, for repeated products.
 
@@ -222,9 +237,9 @@ class Ops(Protocol):
         """Measure what plans are weighed by, in a few milliseconds, or read what ``directory`` keeps of the last time.
         Changes no result, only the time."""
 
-    def argmax(self, logits: Tensor) -> list[int | None]:
-        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; None where a NaN is
-        or the largest is infinite."""
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """A token of each row of ``logits [R, V]`` float32, drawn as ``draws`` says; -1 where a NaN is or the largest
+        is infinite. Gives ``[R]`` int32 on the device of the logits, and waits for nothing there."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension, statistics in float32. ``x [..., D]``, ``weight [D]``."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from foreword.model.inputs import ForwardBatch
 from foreword.ops.protocol import AttentionSequence, Ops, SlotCopy, SlotRun
+from foreword.ops.transfer import upload_all
 from foreword.scheduling.plan import Chunk
 
 if TYPE_CHECKING:
+    import torch
+
     from foreword.kv.table import BlockCopy, BlockTable
 
 
-def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int) -> ForwardBatch:
+def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: torch.device) -> ForwardBatch:
     """All chunks side by side, padded to the row count the backend wants."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -32,8 +37,8 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int) -> ForwardBatch:
         slots += (held.blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, chunk.end))
     num_rows = ops.pad_rows(len(token_ids))
     padding = [0] * (num_rows - len(token_ids))
-    tensors = ops.upload(token_ids + padding, positions + padding, slots, outputs)
-    tokens, placed, slot_mapping, wanted = tensors
+    lists = token_ids + padding, positions + padding, slots, outputs
+    tokens, placed, slot_mapping, wanted = upload_all([np.array(each, np.int32) for each in lists], device)
     return ForwardBatch(tokens, placed, slot_mapping, ops.plan_attention(sequences), wanted)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from foreword.core.outputs import TokenLogprobs
 from foreword.kv.pool import KVPool
 from foreword.model.decoder import Decoder
 from foreword.ops.protocol import Ops
+from foreword.ops.transfer import upload
 from foreword.runtime.batch import build_batch, slot_copies, wanted_positions
-from foreword.runtime.sampler import Sampler, is_plain_greedy, logprobs
+from foreword.runtime.report import entries, read_back, report
+from foreword.runtime.sampler import Sample, Sampler
 from foreword.scheduling.plan import Chunk, StepPlan
 from foreword.scheduling.sequence import Sequence
 
@@ -20,17 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LOGIT_ROWS = 64  # rows of [vocabulary] logits made at once for prompt log-probabilities
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A token chosen for completion ``index`` behind ``sequence``, or the reason why none could be."""
-
-    sequence: Sequence
-    index: int
-    token_id: int = -1
-    logprobs: TokenLogprobs | None = None
-    error: Exception | None = None
 
 
 class ModelRunner:
@@ -49,7 +40,7 @@ class ModelRunner:
         size = self.pool.block_size
         if plan.copies:
             self.ops.copy_slots(self.pool.data, slot_copies(plan.copies, size))
-        batch = build_batch(plan.chunks, self.ops, size)
+        batch = build_batch(plan.chunks, self.ops, size, self.pool.data.device)
         counts = [len(wanted_positions(chunk)) for chunk in plan.chunks]
         hidden = self.model.forward(batch, self.pool.layers)  # [R, hidden]
         self.num_steps += 1
@@ -63,37 +54,22 @@ class ModelRunner:
         if not last:
             return []
         if len(last) < len(hidden):
-            (rows,) = self.ops.upload([row for _, row in last])
-            hidden = hidden.index_select(0, rows)
+            hidden = hidden[upload(np.array([row for _, row in last]), hidden.device)]
         logits = self.model.logits(hidden)  # [R, V]
         return self._sample([sequence for sequence, _ in last], logits)
 
     def _sample(self, sequences: list[Sequence], logits: Tensor) -> list[Sample]:
-        best = self.ops.argmax(logits)  # of all rows at once: what greedy requests take as it is
-        samples = []
-        for number, (sequence, token) in enumerate(zip(sequences, best, strict=True)):
-            if token is not None and is_plain_greedy(sequence):
-                samples.append(Sample(sequence, sequence.index, token))
-                continue
-            first = sequence.index
-            for index in range(first, first + sequence.num_samples):
-                samples.append(self._sample_one(sequence, index, logits[number]))
-        return samples
-
-    def _sample_one(self, sequence: Sequence, index: int, row: Tensor) -> Sample:
-        top = sequence.request.params.logprobs
-        try:
-            token = self._sampler.sample(row, sequence, index)
-            return Sample(sequence, index, token, None if top is None else logprobs(row, token, top))
-        except Exception as error:  # one request's trouble is not its neighbours'
-            return Sample(sequence, index, error=error)
+        return self._sampler.sample(sequences, logits, self.ops)
 
     def _record_prompt_logprobs(self, chunk: Chunk, hidden: Tensor) -> None:
         """``hidden``: of all the chunk's tokens."""
         sequence, top = chunk.sequence, chunk.sequence.request.params.prompt_logprobs
         assert top is not None
         targets = sequence.token_ids[chunk.start + 1 : min(chunk.end + 1, sequence.num_prompt)]
+        reports = []
         for done in range(0, len(targets), _LOGIT_ROWS):
-            part = targets[done : done + _LOGIT_ROWS]
+            part = np.array(targets[done : done + _LOGIT_ROWS], np.int32)
             rows = self.model.logits(hidden[done : done + len(part)])
-            sequence.prompt_logprobs += [logprobs(row, t, top) for row, t in zip(rows, part, strict=True)]
+            reports.append(report(rows, upload(part, rows.device), top))
+        if reports:
+            sequence.prompt_logprobs += entries(read_back(list(chain(*reports))))

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from foreword import SamplingParams
 from foreword.core.request import Request
-from foreword.runtime.sampler import Sampler, logprobs, uniform
+from foreword.ops.cpu import CpuOps
+from foreword.runtime.report import logprobs
+from foreword.runtime.sampler import Sampler, uniform
 from foreword.scheduling.sequence import Sequence
 
 V = 50
 EOS = 3
+SAMPLER = Sampler(frozenset({EOS}))
+OPS = CpuOps(torch.float32, 1)
 
 
 def sequence(params: SamplingParams, prompt: list[int], generated: list[int], seed: int = 0) -> Sequence:
@@ -36,7 +40,12 @@ def sample(
     **options: Any,
 ) -> int:
     state = sequence(SamplingParams(**options), list(prompt), list(generated), seed)
-    return Sampler(frozenset({EOS})).sample(logits, state, index)
+    state.index, state.num_samples = index, 1
+    [made] = SAMPLER.sample([state], logits[None], OPS)
+    assert (made.sequence, made.index) == (state, index)
+    if made.error is not None:
+        raise made.error
+    return made.token_id
 
 
 def reference_distribution(logits: list[float], options: dict[str, Any]) -> dict[int, float]:
@@ -131,7 +140,8 @@ def test_bias_and_penalties_against_the_reference(seed: int) -> None:
         "logit_bias": {token: rng.uniform(-5, 5) for token in rng.choices(range(V), k=rng.randint(0, 4))},
     }
     state = sequence(SamplingParams(**options), prompt, generated)
-    row = Sampler(frozenset({EOS}))._adjust(logits, state, state.request.params)
+    [row], errors = SAMPLER.adjust([state], logits[None])
+    assert not errors
     assert row.tolist() == pytest.approx(penalised(logits, prompt, generated, options), rel=1e-5, abs=1e-5)
     assert torch.equal(logits, original), "the caller's logits were changed"
 
@@ -197,6 +207,6 @@ def test_logprobs_hold_the_chosen_and_the_most_likely() -> None:
     wanted = logits.log_softmax(0)
     ranked = wanted.argsort(descending=True).tolist()
     for top, chosen in ((0, ranked[3]), (2, ranked[3]), (5, ranked[3]), (V + 10, ranked[3])):
-        found = logprobs(logits, chosen, top)
+        [found] = logprobs(logits[None], [chosen], top)
         assert set(found) == {chosen, *ranked[:top]}
         assert found == pytest.approx({token: float(wanted[token]) for token in found})

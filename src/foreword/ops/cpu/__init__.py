@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foreword.ops.cpu import attention, elementwise, linear
+from foreword.ops.cpu import attention, elementwise, linear, sampling
 from foreword.ops.cpu.schedule import AttentionPlan
 from foreword.ops.cpu.threads import use_torch_threads
 from foreword.ops.kv_int8 import quantize_rows
@@ -18,6 +18,7 @@ from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
     DecoderShape,
+    Draw,
     FusedLayers,
     KVLayer,
     LayerWeights,
@@ -64,9 +65,6 @@ class CpuOps:
     def pad_rows(self, num_rows: int) -> int:
         return linear.pad_rows(num_rows, self._smallest_rows)
 
-    def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
-        return [torch.tensor(each, dtype=torch.int32) for each in numbers]
-
     def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
         if not isinstance(weight, torch.Tensor):  # the quality of the scheme, without its speed
             weight = dequantize(weight).to(self.dtype)
@@ -88,7 +86,12 @@ class CpuOps:
     def calibrate(self, shape: DecoderShape, kv_dtype: torch.dtype, directory: Path) -> None:
         """Its schedule has no choices to weigh."""
 
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        return sampling.draw(logits, draws, self.argmax(logits))
+
     def argmax(self, logits: Tensor) -> list[int | None]:
+        """The index of the largest of each row of ``logits [R, V]`` float32, the first of equals; None where a NaN is
+        or the largest is infinite."""
         best = [int(row.argmax()) for row in logits]  # of a NaN, if there is one
         return [token if math.isfinite(row[token]) else None for row, token in zip(logits, best, strict=True)]
 

@@ -8,7 +8,6 @@ graphs         decoding steps as CUDA graphs
 step           what attention reads in a step besides keys and values
 plan           which rows meet which KV, as arrays for the device; once per step
 planner        drafts plans
-upload         a step's integers in one copy
 shared_prefix  what of a batch's KV is shared, as a tree
 attention      paged attention and the merge of partial results
 kv_write       rotary embedding, and keys and values into the pool
@@ -18,7 +17,8 @@ norms          RMS norms, with residuals, and of heads
 activation     gated activations
 packing        weights as the kernels read them, from our own, AWQ's and GPTQ's layouts
 matmul         products with them, and batch-invariant ones with plain weights
-sampling       the most likely tokens
+sampling       tokens from logits: the most likely ones, and drawn ones
+selfcheck      whether the kernels compute on a device what they should
 numeric        number formats and functions that kernels share
 compiled       every kernel compiled ahead of time: registers, spills, shared memory; ``cases``: what is
 

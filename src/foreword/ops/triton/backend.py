@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
@@ -16,6 +15,7 @@ from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
     DecoderShape,
+    Draw,
     FusedLayers,
     GroupedWeight,
     KVLayer,
@@ -37,7 +37,6 @@ from foreword.ops.triton.plan import PlanDraft, PlanSettings
 from foreword.ops.triton.planner import draft_plan
 from foreword.ops.triton.step import StepPlans
 from foreword.ops.triton.streams import SideStreams
-from foreword.ops.triton.upload import upload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,9 +114,6 @@ class TritonOps:
     def pad_rows(self, num_rows: int) -> int:
         return num_rows
 
-    def upload(self, *numbers: Sequence[int]) -> list[Tensor]:
-        return upload([np.array(each, dtype=np.int32) for each in numbers], self._device)
-
     def linear(self, weight: Weight, bias: Tensor | None = None) -> LinearOp:
         if isinstance(weight, GroupedWeight):
             if weight.zeros is None and len(weight.scales) > 1:  # no kernel has 8-bit floats in groups
@@ -143,8 +139,8 @@ class TritonOps:
         """Nothing to measure: plans are weighed by how many programs the device runs at the same time, which it tells,
         and a shared beginning is read once wherever that saves reading, as the reading is what takes the time."""
 
-    def argmax(self, logits: Tensor) -> list[int | None]:
-        return [None if token < 0 else token for token in sampling.argmax(logits).tolist()]
+    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+        return sampling.draw(logits, draws)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norms.rms_norm(x, weight, eps)

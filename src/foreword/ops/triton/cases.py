@@ -5,8 +5,9 @@ See :mod:`foreword.ops.triton.compiled`, which has the cases of attention and of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -102,15 +103,27 @@ def activation_case(dtype: torch.dtype, width: int, kind: Activation, *, bias: b
     return Case(name, activation.activation_kernel, types, options, warps, 1)
 
 
-def argmax_cases(vocabulary: int) -> Iterator[Case]:
-    """The two launches of :func:`foreword.ops.triton.sampling.argmax`."""
-    parts = {"values": "*fp32", "tokens": "*i32"}
-    types = {"logits": "*fp32", **parts, "stride": "i32", "width": "i32"}
-    constants = {"BLOCK": sampling.BLOCK}
-    yield Case("largest logits", sampling.largest_kernel, types, constants, sampling.NUM_WARPS, 1)
-    constants = sampling.argmax_constants(vocabulary)
-    types = {**parts, "output": "*i32", "parts": "i32"}
-    yield Case(f"argmax of {vocabulary}", sampling.argmax_kernel, types, constants, 1, 1)
+def sampling_cases(vocabulary: int, digits: Iterable[tuple[bool, tuple[int, int]]]) -> Iterator[Case]:
+    """The launches of :func:`foreword.ops.triton.sampling.draw`, those of ``digits``, by weight or not, among them."""
+    kinds = dict.fromkeys(("logits", "values"), "*fp32") | dict.fromkeys(("tokens", "output", "best"), "*i32")
+    kinds |= dict.fromkeys(("cut", "bins", "kept", "sums"), "*i64") | {"settings": "*fp64"}
+    kinds |= dict.fromkeys(("stride", "width", "parts"), "i32")
+
+    def case(name: str, kernel: Any, constants: dict[str, Any], num_warps: int = sampling.NUM_WARPS) -> Case:
+        return Case(
+            name, kernel, {each: kinds[each] for each in kernel.arg_names if each in kinds}, constants, num_warps, 1
+        )
+
+    block, parts = {"BLOCK": sampling.BLOCK}, sampling.part_constants(vocabulary)
+    yield case("largest logits", sampling.largest_kernel, block)
+    yield case(f"argmax of {vocabulary}", sampling.argmax_kernel, parts, 1)
+    for by_weight, (shift, bits) in digits:
+        digit = {"BY_WEIGHT": by_weight, "SHIFT": shift, "BITS": bits, "BINS": sampling.BINS}
+        name = f"by {'weight' if by_weight else 'number'} {shift}"
+        yield case(f"histogram {name}", sampling.histogram_kernel, digit | block)
+        yield case(f"cut {name} of {vocabulary}", sampling.cut_kernel, digit | parts)
+    yield case("sums", sampling.sum_kernel, {"MIN_P": True} | block)
+    yield case(f"draw of {vocabulary}", sampling.draw_kernel, block | parts)
 
 
 def some_layer_cases(arch: int) -> Iterator[Case]:
@@ -128,13 +141,15 @@ def some_layer_cases(arch: int) -> Iterator[Case]:
     yield norm_case(bf16, 128, heads=40, query_heads=32)
     yield activation_case(bf16, 14336, "silu")
     yield activation_case(bf16, 14336, "gelu_tanh", bias=True)
-    yield from argmax_cases(128256)
+    yield from sampling_cases(128256, [(True, sampling.DIGITS[0])])
 
 
 def all_layer_cases(arch: int) -> Iterator[Case]:
     """All that the backend would launch for usual models."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     yield from some_layer_cases(arch)
+    for vocabulary in (32000, 262144):
+        yield from sampling_cases(vocabulary, product((False, True), sampling.DIGITS))
     weights: list[tuple[WeightFormat, int, bool]] = [
         ("int8", 32, False), ("int4", 32, False), ("int4", 64, True), ("int4", 128, True), ("fp8", 0, False),
         ("plain", 0, False),

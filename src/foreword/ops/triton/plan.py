@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from foreword.core.config import ATTENTION_TILE as TILE
-from foreword.ops.triton.upload import Ints, Shape, packed, parts
+from foreword.ops.transfer import Ints, Shape, packed, parts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,9 @@ import numpy as np
 
 from foreword.core.config import ATTENTION_TILE as TILE
 from foreword.ops.protocol import AttentionSequence
+from foreword.ops.transfer import Ints
 from foreword.ops.triton.plan import ITEM_FIELDS, MERGE_FIELDS, TIGHT, AttentionPlan, Capacity, PlanDraft, PlanSettings
 from foreword.ops.triton.shared_prefix import Segment, common_positions, prefix_order, tree_segments
-from foreword.ops.triton.upload import Ints
 
 if TYPE_CHECKING:
     import torch

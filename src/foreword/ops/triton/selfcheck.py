@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from foreword import __version__
 from foreword.ops.protocol import (
     AttentionSequence,
     AttentionSpec,
+    Draw,
     KVLayer,
     QuantizedWeight,
     Rotation,
@@ -80,6 +82,8 @@ def check_kernels(device: str, dtype: torch.dtype) -> None:
         _Attention(ops, torch.device(device)).check()
         _check_products(ops, device)
         _check_rows(ops, device)
+        _check_draws(ops, device)
+        _check_copies(ops, device)
 
 
 class _Attention:
@@ -163,7 +167,7 @@ def _rotated(x: Tensor, rotation: Rotation, positions: Tensor) -> Tensor:
 
 def _check_products(ops: TritonOps, device: str) -> None:
     """With weights of every kind, for one row and for some."""
-    weight, x = torch.randn(96, 192).to(ops.dtype), torch.randn(5, 192).to(ops.dtype)
+    weight, x = _randn(96, 192).to(ops.dtype), _randn(5, 192).to(ops.dtype)
     kinds: dict[str, Tensor | QuantizedWeight] = {
         "plain": weight,
         "int8": quantize(weight, "int8"),
@@ -180,21 +184,46 @@ def _check_products(ops: TritonOps, device: str) -> None:
 
 
 def _check_rows(ops: TritonOps, device: str) -> None:
-    """Norms, activations, the largest logit, copies of slots."""
-    x, weight = torch.randn(5, 192).to(ops.dtype), torch.rand(192).to(ops.dtype)
+    """Norms and activations."""
+    x, weight = _randn(5, 192).to(ops.dtype), _randn(192).to(ops.dtype)
     wide = x.double()
     normed = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     _compare("norms", ops.rms_norm(x.to(device), weight.to(device), 1e-5), normed)
     gate, up = wide.chunk(2, dim=-1)
     _compare("activations", ops.gated_activation(x.to(device), "silu"), F.silu(gate) * up)
-    logits = torch.randn(3, 5000)
-    if ops.argmax(logits.to(device)) != logits.argmax(dim=-1).tolist():
-        raise RuntimeError("the largest logits are others")
-    pool = torch.randn(1, 2, _KV_HEADS, 4 * _BLOCK, _DIM).to(ops.dtype).to(device)
+
+
+def _check_draws(ops: TritonOps, device: str) -> None:
+    """The most likely token, one of all, and one of the 50 most likely."""
+    logits = _randn(3, 5000)
+    weights = logits.double().softmax(-1)
+    weights[2, weights[2] < weights[2].topk(50).values[-1]] = 0
+    points = [0.0, 0.6, 0.4]
+    along = weights.cumsum(-1)
+    expected = [int(torch.searchsorted(row, u * row[-1], right=True)) for row, u in zip(along, points, strict=True)]
+    expected[0] = int(logits[0].argmax())
+    draws = [Draw(), Draw(temperature=1.0, u=points[1]), Draw(temperature=1.0, top_k=50, u=points[2])]
+    if (found := ops.draw(logits.to(device), draws).tolist()) != expected:
+        raise RuntimeError(f"tokens {found} were drawn instead of {expected}")
+
+
+def _check_copies(ops: TritonOps, device: str) -> None:
+    """Within a pool, and to pinned main memory and back, beside what else is done."""
+    pool = _randn(1, 2, _KV_HEADS, 4 * _BLOCK, _DIM).to(ops.dtype).to(device)
+    main = torch.zeros(pool.shape, dtype=pool.dtype, pin_memory=pool.device.type == "cuda")
     expected = pool[..., 5 : 5 + _BLOCK, :].clone()
     ops.copy_slots(pool, [SlotCopy(5, 32, _BLOCK)])
-    if not torch.equal(pool[..., 32 : 32 + _BLOCK, :], expected):
-        raise RuntimeError("copied slots are others")
+    with ops.aside():
+        ops.copy_blocks(pool, main, [SlotCopy(32, 16, _BLOCK)])
+        ops.copy_blocks(main, pool, [SlotCopy(16, 0, _BLOCK)])
+    for start in (32, 0):
+        if not torch.equal(pool[..., start : start + _BLOCK, :], expected):
+            raise RuntimeError("copied keys and values are others" + (" after they were in main memory" * (not start)))
+
+
+def _randn(*shape: int) -> Tensor:
+    """The same on every machine; the program's own random numbers stay as they are."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(math.prod(shape)))
 
 
 def _compare(what: str, result: Tensor, expected: Tensor) -> None:

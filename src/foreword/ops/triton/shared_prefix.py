@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foreword.ops.triton.upload import Ints
+from foreword.ops.transfer import Ints
 
 
 class Segment(NamedTuple):

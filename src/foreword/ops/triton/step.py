@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foreword.ops.protocol import AttentionSequence
+from foreword.ops.transfer import upload
 from foreword.ops.triton.plan import AttentionPlan
-from foreword.ops.triton.upload import upload
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +32,7 @@ class StepPlans:
     @classmethod
     def create(cls, sequences: Sequence[AttentionSequence], device: torch.device) -> StepPlans:
         ranges = [np.arange(each.kv_len - each.query_len, each.kv_len, dtype=np.int32) for each in sequences]
-        (positions,) = upload([np.concatenate([np.zeros(0, dtype=np.int32), *ranges])], device)
-        return cls(positions, sequences)
+        return cls(upload(np.concatenate([np.zeros(0, dtype=np.int32), *ranges]), device), sequences)
 
     @property
     def decodes(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from foreword.ops import choose_device, create_ops, default_dtype, grouped
-from foreword.ops.protocol import AttentionSpec, SlotCopy
+from foreword.ops.protocol import AttentionSpec, Draw, SlotCopy
 from foreword.ops.quantize import dequantize, quantize
 from foreword.ops.triton import matmul, selfcheck
 from foreword.ops.triton.backend import TritonOps
@@ -92,7 +92,7 @@ def test_rows_and_tokens() -> None:
     backend = ops()
     assert [backend.pad_rows(rows) for rows in (0, 1, 17)] == [0, 1, 17]
     logits = torch.tensor([[1.0, 5.0, 5.0], [torch.nan, 1.0, 2.0], [0.0, torch.inf, 1.0]], device=DEVICE)
-    assert backend.argmax(logits) == [1, None, None]
+    assert backend.draw(logits, [Draw(), Draw(), Draw(1.0)]).tolist() == [1, -1, -1]
     x, angle = torch.randn(3, 2, 64, device=DEVICE), torch.randn(3, 32, device=DEVICE)
     before = x.clone()
     turned = backend.rotate(x[:, 1:], angle.cos(), angle.sin())

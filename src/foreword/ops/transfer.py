@@ -1,11 +1,11 @@
-"""Integers of a step on their way to the device: in one tensor in pinned memory and one copy that nothing waits for."""
+"""Numbers to the device without waiting for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,11 +17,23 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int32]
 Shape = tuple[int, ...]
 _ALIGNMENT = 4
-"""int32 elements of the 16 bytes to which every array is aligned."""
+"""int32 elements of the 16 bytes to which each of several arrays is aligned."""
 
 
-def upload(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
-    """The arrays as int32 tensors on the device."""
+def upload(values: NDArray[Any], device: torch.device) -> Tensor:
+    """``values`` as a tensor on ``device``; on the CPU it shares their memory.
+
+    To a GPU the copy is queued behind the work that is under way there: from pinned memory, which torch keeps until the
+    copy is done.
+    """
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def upload_all(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """The arrays as tensors on ``device``, in one copy."""
     shapes = [array.shape for array in arrays]
     return parts(packed(arrays, shapes, device).to(device, non_blocking=True), shapes)
 
