@@ -33,8 +33,8 @@ class Engine(Steering):
     Args:
         model: a known name (``"smollm2-135m"``), a directory with a Hugging Face checkpoint, a ``.gguf`` file, or a
             hub repository ``"org/name"``.
-        device: "cpu", "cuda", "cuda:1" and so on, with Triton (``pip install foreword[gpu]``), or "auto": "cpu", and
-            "cuda" with ``kernels="triton"`` where there is a GPU (no GPU has run these kernels yet).
+        device: "cpu", "cuda", "cuda:1" and so on, with Triton (``pip install foreword[gpu]``), or "auto": "cuda" where
+            there is a GPU on which the kernels pass a check, else "cpu". No GPU has run these kernels yet.
         dtype: of KV and unquantised weights: "float32", "bfloat16", or "auto" (bfloat16; on the torch kernels float32
             where the processor does not multiply bfloat16).
         quantization: of the weights: "int8" or "int4" (groups of 32; on the CPU activations in 8 bits), None
@@ -54,8 +54,8 @@ class Engine(Steering):
         gpu_memory_utilization: share of a GPU's memory that may be used, by the engine and others together, in (0, 1];
             the CPU ignores it.
         deterministic: on a GPU, give the same bits whatever was cached, batched, chunked or preempted, at some cost in
-            speed; without it results may differ in the last places, as libraries choose their kernels by the size of
-            the batch. On the CPU it is always so.
+            speed; without it logits may differ in the last places, as products and attention are cut by the size of the
+            batch. On the CPU it is always so.
         max_num_seqs: sequences computed at once; more wait.
         max_num_batched_tokens: tokens per forward pass; longer prompts are computed in chunks. None: 512 on the CPU,
             8192 on a GPU.
