@@ -208,8 +208,8 @@ def test_splits_of_deterministic_plans() -> None:
 def test_block_tables() -> None:
     """Runs of several blocks, and the last that is not whole."""
     batch = [AttentionSequence(0, 1, 75, (SlotRun(160, 32), SlotRun(16, 16), SlotRun(320, 27))), one(1, 1, 5, 48)]
-    assert [table.tolist() for table in block_tables(batch, 16)] == [[160, 176, 16, 320, 336], [48]]
-    assert block_tables(batch, 8)[0].tolist() == [160, 168, 176, 184, 16, 24, 320, 328, 336, 344]
+    assert [block_tables(batch, 16).of(number).tolist() for number in range(2)] == [[160, 176, 16, 320, 336], [48]]
+    assert block_tables(batch, 8).of(0).tolist() == [160, 168, 176, 184, 16, 24, 320, 328, 336, 344]
 
 
 def test_a_batch_of_nothing() -> None:
