@@ -36,15 +36,22 @@ class BlockTable:
         """The blocks as runs ``(first block, count)`` of neighbours in the pool."""
         if self._runs is None:
             self._runs = []
-            for block in self.blocks:
-                if self._runs and block == sum(self._runs[-1]):
-                    self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + 1)
-                else:
-                    self._runs.append((block, 1))
+            self._extend_runs(self._runs, self.blocks)
         return self._runs
 
     def replace(self, first: int, blocks: list[int]) -> None:
         """Set the blocks from index ``first`` on."""
-        if self.blocks[first : first + len(blocks)] != blocks:
+        if first == len(self.blocks) and self._runs is not None:
+            self._extend_runs(self._runs, blocks)
+            self.blocks += blocks
+        elif self.blocks[first : first + len(blocks)] != blocks:
             self.blocks[first : first + len(blocks)] = blocks
             self._runs = None
+
+    @staticmethod
+    def _extend_runs(runs: list[tuple[int, int]], blocks: list[int]) -> None:
+        for block in blocks:
+            if runs and block == sum(runs[-1]):
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((block, 1))

@@ -26,20 +26,31 @@ def build_batch(chunks: Seq[Chunk], ops: Ops, block_size: int, device: torch.dev
     sequences: list[AttentionSequence] = []
     outputs: list[int] = []
     for chunk in chunks:
-        held = chunk.sequence.blocks
+        sequence, start, length = chunk
+        held, end, row = sequence.blocks, start + length, len(token_ids)
         assert held is not None
-        sequences.append(
-            AttentionSequence(len(token_ids), chunk.length, chunk.end, slot_runs(held, chunk.end, block_size))
-        )
-        outputs += (len(token_ids) + p - chunk.start for p in wanted_positions(chunk))
-        token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-        positions += range(chunk.start, chunk.end)
-        slots += (held.blocks[p // block_size] * block_size + p % block_size for p in range(chunk.start, chunk.end))
+        sequences.append(AttentionSequence(row, length, end, slot_runs(held, end, block_size)))
+        outputs += [row + position - start for position in wanted_positions(chunk)]
+        token_ids += sequence.token_ids[start:end]
+        positions += range(start, end)
+        slots += _slots(held.blocks, start, end, block_size)
     num_rows = ops.pad_rows(len(token_ids))
     padding = [0] * (num_rows - len(token_ids))
     lists = token_ids + padding, positions + padding, slots, outputs
     tokens, placed, slot_mapping, wanted = upload_all([np.array(each, np.int32) for each in lists], device)
     return ForwardBatch(tokens, placed, slot_mapping, ops.plan_attention(sequences), wanted)
+
+
+def _slots(blocks: Seq[int], start: int, end: int, block_size: int) -> list[int]:
+    """Of positions ``start .. end - 1``."""
+    slots: list[int] = []
+    while start < end:
+        index, offset = divmod(start, block_size)
+        count = min(end - start, block_size - offset)
+        first = blocks[index] * block_size + offset
+        slots += range(first, first + count)
+        start += count
+    return slots
 
 
 def wanted_positions(chunk: Chunk) -> range:
