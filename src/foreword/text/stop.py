@@ -46,6 +46,8 @@ class StopStrings:
 
     def append(self, text: str) -> StopResult:
         """Take the next piece of text. After a match nothing more is emitted."""
+        if not self._stops:
+            return StopResult(text, None)
         if self._matched is not None:
             return StopResult("", self._matched)
         # Whatever was emitted before can be no part of a match, so the held text and the new text are all to look at.
