@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 REAL_KV = "192MiB"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests, also those that pass, have recorded as the property ``table``."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    for report in reports:
+        if getattr(report, "when", None) == "call":
+            for table in (value for name, value in report.user_properties if name == "table"):
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(str(table).rstrip())
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The default model as a checkpoint directory."""
