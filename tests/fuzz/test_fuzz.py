@@ -1,4 +1,7 @@
-"""20,000 random operations on real engines, in four parts: outputs equal to the bit, every block back, no thread or memory left."""
+"""20,000 random operations on real engines: outputs equal to the bit, every block back, no thread or memory left.
+
+In four parts, which several processes can share.
+"""
 
 from __future__ import annotations
 
