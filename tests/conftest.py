@@ -45,9 +45,8 @@ def model_dir() -> Path:
     return resolve("smollm2-135m").directory
 
 
-@pytest.fixture(scope="session")
-def shared_engines() -> Iterator[Callable[..., Engine]]:
-    """One engine per model and options for the whole session."""
+def _engines() -> Iterator[Callable[..., Engine]]:
+    """One engine per model and options."""
     from foreword import Engine
 
     made: dict[tuple[Any, ...], Engine] = {}
@@ -61,6 +60,11 @@ def shared_engines() -> Iterator[Callable[..., Engine]]:
     yield get
     for engine in made.values():
         engine.close()
+
+
+shared_engines = pytest.fixture(_engines, scope="session", name="shared_engines")
+module_engines = pytest.fixture(_engines, scope="module", name="module_engines")
+"""For the large ones: closed behind the module, so that a process does not hold all of the session's at once."""
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ scaling whose borders lie within the head, biases and norm weights that are not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,8 +184,16 @@ def is_quick(path: str) -> bool:
     return path.startswith(f"{BEST[-1]}-") or path.endswith(("-float32", "-int8"))
 
 
-@pytest.mark.parametrize("path", soaking(compute_paths(BEST), is_quick))
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+BY_PATH = [
+    pytest.param(case, *path.values, id=f"{case.name}-{path.id}", marks=path.marks)
+    for case in CASES
+    for path in soaking(compute_paths(BEST), is_quick)
+]
+BY_PATH = soaking(BY_PATH, lambda name: re.search("-(float32|int8)$|^(llama3|gemma2|gemma3)-", name) is not None)
+"""Each architecture with plain and with quantised weights, some with every storage of them and of the KV."""
+
+
+@pytest.mark.parametrize(("case", "path"), BY_PATH)
 def test_bits_do_not_depend_on_chunks_or_layout(
     case: Case, path: dict[str, Any], checkpoint: Callable[[Case], Path]
 ) -> None:

@@ -255,7 +255,11 @@ def answered(directory: str, text: str) -> tuple[list[int], list[Any]]:
     with Engine("smollm2-135m", kv_cache_memory="96MiB", cache_dir=directory) as engine:
         prompt = engine.encode(text)
         [(tokens, logits)] = generate_recorded(engine, [prompt], temperature=0.0, max_tokens=4, ignore_eos=True)
-        return [len(prompt), engine.stats().tokens_reused], [tokens, logits.view(-1)[::97].tolist(), float(logits.sum())]
+        return [len(prompt), engine.stats().tokens_reused], [
+            tokens,
+            logits.view(-1)[::97].tolist(),
+            float(logits.sum()),
+        ]
 
 
 PROGRAM = """
