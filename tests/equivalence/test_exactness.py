@@ -42,6 +42,12 @@ CHUNKED = soaking(
     CHUNKED, lambda name: name.startswith(BEST) or re.search("-(7|61|130)$|portable-float32-1$", name) is not None
 )
 """Every budget on the best kernels; elsewhere those that divide nothing, and on the plain C one token at a time."""
+MIXED = [
+    pytest.param(path.values[0], budget, seats, id=f"{path.id}-{budget}-{seats}", marks=path.marks)
+    for path in SOME
+    for budget, seats in [(512, 64), (40, 64), (17, 5), (64, 2)]
+]
+MIXED = soaking(MIXED, lambda name: not name.startswith("torch") or name.endswith(("-40-64", "-17-5")))
 NOT_TORCH = soaking(SOME, lambda name: not name.startswith("torch"))
 """Without the torch operations, which take most of the time."""
 
@@ -81,7 +87,7 @@ def test_any_split_into_chunks(reference: tuple[Options, list[Any]], tiny: TinyE
     assert engine.stats().steps - steps == chunks + 5 * len(PROMPTS)
 
 
-@pytest.mark.parametrize(("budget", "seats"), [(512, 64), (40, 64), (17, 5), (64, 2)])
+@pytest.mark.parametrize(("reference", "budget", "seats"), MIXED, indirect=["reference"], scope="module")
 def test_any_batch_mix(reference: tuple[Options, list[Any]], tiny: TinyEngine, budget: int, seats: int) -> None:
     """Next to any mix of prefilling and decoding neighbours, the bits are those of the request alone."""
     path, expected = reference
