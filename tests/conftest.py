@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 REAL_KV = "192MiB"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests, also those that pass, have recorded as the property ``table``."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    for report in reports:
+        if getattr(report, "when", None) == "call":
+            for table in (value for name, value in report.user_properties if name == "table"):
+                terminalreporter.section(report.nodeid)
+                terminalreporter.write_line(str(table).rstrip())
+
+
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """The default model as a checkpoint directory."""
@@ -35,9 +45,8 @@ def model_dir() -> Path:
     return resolve("smollm2-135m").directory
 
 
-@pytest.fixture(scope="session")
-def shared_engines() -> Iterator[Callable[..., Engine]]:
-    """One engine per model and options for the whole session."""
+def _engines() -> Iterator[Callable[..., Engine]]:
+    """One engine per model and options."""
     from foreword import Engine
 
     made: dict[tuple[Any, ...], Engine] = {}
@@ -51,6 +60,11 @@ def shared_engines() -> Iterator[Callable[..., Engine]]:
     yield get
     for engine in made.values():
         engine.close()
+
+
+shared_engines = pytest.fixture(_engines, scope="session", name="shared_engines")
+module_engines = pytest.fixture(_engines, scope="module", name="module_engines")
+"""For the large ones: closed behind the module, so that a process does not hold all of the session's at once."""
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,25 @@ def dot(_: Any, a: Any, b: Any, c: Any, *__: Any) -> Any:
     return TensorHandle(product + c.data, c.dtype.scalar)
 
 
+def quicken() -> None:
+    """From here on in this process a third of the time is saved: the language is made the interpreter's own once for
+    each function and stays so, instead of at each launch and call; integers are not checked for overflow, which the
+    small numbers of tests are far from."""
+    from triton.runtime import interpreter
+
+    adapt = interpreter._patch_lang
+
+    @cache
+    def adapt_once(function: Any) -> Any:
+        return type(adapt(function))()  # another scope, which has nothing to restore
+
+    interpreter._patch_lang = adapt_once
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
 def prepare() -> None:
-    """From here on in this process, under the interpreter: rows alike, and a fifth of the time saved by leaving out
-    the checks of integers for overflow."""
+    """From here on in this process, under the interpreter: rows alike, and :func:`quicken`."""
     from triton.runtime import interpreter
 
     interpreter.InterpreterBuilder.create_dot = dot
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    quicken()

@@ -6,6 +6,7 @@ scaling whose borders lie within the head, biases and norm weights that are not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,8 +184,19 @@ def is_quick(path: str) -> bool:
     return path.startswith(f"{BEST[-1]}-") or path.endswith(("-float32", "-int8"))
 
 
-@pytest.mark.parametrize("path", soaking(compute_paths(BEST), is_quick))
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+def is_quick_here(name: str) -> bool:
+    """Each architecture with plain and with quantised weights, some with every storage of them and of the KV."""
+    return re.search("-(float32|int8)$|^(llama3|gemma2|gemma3)-", name) is not None
+
+
+BY_PATH = [
+    pytest.param(case, *path.values, id=f"{case.name}-{path.id}", marks=path.marks)
+    for case in CASES
+    for path in soaking(compute_paths(BEST), is_quick)
+]
+
+
+@pytest.mark.parametrize(("case", "path"), soaking(BY_PATH, is_quick_here))
 def test_bits_do_not_depend_on_chunks_or_layout(
     case: Case, path: dict[str, Any], checkpoint: Callable[[Case], Path]
 ) -> None:
@@ -196,8 +208,14 @@ def test_bits_do_not_depend_on_chunks_or_layout(
         assert torch.equal(bench.run(tokens, chunks, scatter), whole), (chunks, scatter)
 
 
-@pytest.mark.parametrize("path", soaking(compute_paths(KERNELS), is_quick))
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2-sliding", "gemma2", "gemma3", "smollm3-sliding"])
+BATCHED = [
+    pytest.param(name, *path.values, id=f"{name}-{path.id}", marks=path.marks)
+    for name in ("llama3", "mistral", "qwen2-sliding", "gemma2", "gemma3", "smollm3-sliding")
+    for path in soaking(compute_paths(KERNELS), is_quick)
+]
+
+
+@pytest.mark.parametrize(("name", "path"), soaking(BATCHED, is_quick_here))
 def test_bits_do_not_depend_on_the_batch(name: str, path: dict[str, Any], checkpoint: Callable[[Case], Path]) -> None:
     bench = bench_of(checkpoint(CASES[IDS.index(name)]), path, num_blocks=256)
     prompts = [_tokens()[start : start + length] for start, length in ((0, 270), (3, 40), (9, 130), (20, 5), (1, 200))]

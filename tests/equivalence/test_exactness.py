@@ -39,9 +39,24 @@ CHUNKED = [
     for budget in [1, 2, 3, 7, 16, 61, 130, 500]
 ]
 CHUNKED = soaking(
-    CHUNKED, lambda name: name.startswith(BEST) or re.search("-(7|61|130)$|-float32-1$", name) is not None
+    CHUNKED, lambda name: name.startswith(BEST) or re.search("-(7|61|130)$|portable-float32-1$", name) is not None
 )
-"""Every budget on the best kernels; elsewhere those that divide nothing, and one token at a time."""
+"""Every budget on the best kernels; elsewhere those that divide nothing, and on the plain C one token at a time."""
+MIXED = [
+    pytest.param(path.values[0], budget, seats, id=f"{path.id}-{budget}-{seats}", marks=path.marks)
+    for path in SOME
+    for budget, seats in [(512, 64), (40, 64), (17, 5), (64, 2)]
+]
+MIXED = soaking(MIXED, lambda name: not name.startswith("torch") or name.endswith(("-40-64", "-17-5")))
+NOT_TORCH = soaking(SOME, lambda name: not name.startswith("torch"))
+"""Without the torch operations, which take most of the time."""
+
+
+def twice(name: str, less: Any, more: Any) -> Any:
+    """Parametrise ``path`` and ``name``: two values, of which the torch operations have but the first one."""
+    cases = [pytest.param(*path.values, less, id=f"{less}-{path.id}", marks=path.marks) for path in SOME]
+    cases += [pytest.param(*path.values, more, id=f"{more}-{path.id}", marks=path.marks) for path in NOT_TORCH]
+    return pytest.mark.parametrize(("path", name), cases)
 
 
 @pytest.fixture(scope="module", params=SOME)
@@ -72,7 +87,7 @@ def test_any_split_into_chunks(reference: tuple[Options, list[Any]], tiny: TinyE
     assert engine.stats().steps - steps == chunks + 5 * len(PROMPTS)
 
 
-@pytest.mark.parametrize(("budget", "seats"), [(512, 64), (40, 64), (17, 5), (64, 2)])
+@pytest.mark.parametrize(("reference", "budget", "seats"), MIXED, indirect=["reference"], scope="module")
 def test_any_batch_mix(reference: tuple[Options, list[Any]], tiny: TinyEngine, budget: int, seats: int) -> None:
     """Next to any mix of prefilling and decoding neighbours, the bits are those of the request alone."""
     path, expected = reference
@@ -120,13 +135,13 @@ def test_warm_equals_cold(reference: tuple[Options, list[Any]], tiny: TinyEngine
     assert after.tokens_prefilled - before.tokens_prefilled == len(LENGTHS)
 
 
-@paths
-@pytest.mark.parametrize("block_size", [4, 16])
+@twice("block_size", 4, 16)
 def test_cached_prefix_of_every_length(tiny: TinyEngine, path: Options, block_size: int) -> None:
     """A prefix that ends at any offset inside a block is copied on write, exact to the token and to the bit."""
     block_size = block_sizes(path, block_size, 2 * 16)[0]
     engine = tiny(**path, block_size=block_size, blocks=4096 // block_size)
     base = random_ids(1, 40 + block_size + 1)
+    whole = cold(engine, [base], **GREEDY)
     for common in range(38, 40 + block_size + 1):
         prompt = [*base[:common], (base[common] + 1) % 256, *random_ids(common, 9)]
         expected = cold(engine, [prompt], **GREEDY)
@@ -135,11 +150,10 @@ def test_cached_prefix_of_every_length(tiny: TinyEngine, path: Options, block_si
         before = engine.stats().tokens_reused
         assert_same_bits(generate_recorded(engine, [prompt], **GREEDY), expected)
         assert engine.stats().tokens_reused - before == common
-        assert_same_bits(generate_recorded(engine, [base], **GREEDY), cold(engine, [base], **GREEDY))
+        assert_same_bits(generate_recorded(engine, [base], **GREEDY), whole)
 
 
-@paths
-@pytest.mark.parametrize("budget", [19, 512])
+@twice("budget", 19, 512)
 def test_preempted_equals_undisturbed(tiny: TinyEngine, path: Options, budget: int) -> None:
     """Requests that lose their blocks and come back give complete output, bit for bit."""
     prompts = [random_ids(seed, 10 + 3 * seed) for seed in range(6)]
@@ -227,8 +241,8 @@ def test_a_warm_up_that_ended_at_a_stop_string_changes_nothing(tiny: TinyEngine,
 TEXTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
-    "Überraschung: 東京は日本の首都です。 " * 8,
-    "Once upon a time there was a small village by the sea. " * 14,
+    "Überraschung: 東京は日本の首都です。 " * 3,
+    "Once upon a time there was a small village by the sea. " * 12,  # more than a tile
 ]
 REAL: dict[str, Any] = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
 
@@ -244,10 +258,10 @@ REAL_PATHS = [
 ]
 
 
-@pytest.mark.parametrize("path", soaking(REAL_PATHS, lambda name: name != "int4"))
-def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: Options) -> None:
+@pytest.mark.parametrize("path", soaking(REAL_PATHS, lambda name: name in ("int8", "int4-int8-KV")))
+def test_real_model_chunks_batches_and_cache(module_engines: TinyEngine, path: Options) -> None:
     """On the real model: whole, in chunks, batched, warm and with a copied block, the same bits."""
-    engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
+    engine = module_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
     expected = cold(engine, TEXTS, **REAL)
     engine.reset_prefix_cache()
     assert_same_bits(generate_recorded(engine, TEXTS, **REAL), expected)
@@ -263,19 +277,19 @@ def test_real_model_chunks_batches_and_cache(shared_engines: TinyEngine, path: O
     assert_same_bits(generate_recorded(engine, [cut], **REAL), expected_cut)
     assert engine.stats().tokens_reused - before >= 77
 
-    chunked = shared_engines("smollm2-135m", **path, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=32)
+    chunked = module_engines("smollm2-135m", **path, kv_cache_memory="24MiB", max_num_batched_tokens=37, block_size=32)
     assert_same_bits(generate_recorded(chunked, TEXTS, **REAL), expected)
 
 
-@pytest.mark.parametrize("path", soaking(REAL_PATHS, lambda name: name not in ("int4", "bfloat16")))
-def test_real_model_preempted(shared_engines: TinyEngine, path: Options) -> None:
+@pytest.mark.parametrize("path", soaking(REAL_PATHS, lambda name: name in ("int8", "int4-int8-KV")))
+def test_real_model_preempted(module_engines: TinyEngine, path: Options) -> None:
     """On the real model in a pool that is too small: preempted and resumed, the same bits."""
-    engine = shared_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
-    options = {**REAL, "max_tokens": 30}
+    engine = module_engines("smollm2-135m", **path, kv_cache_memory="192MiB")
+    options = {**REAL, "max_tokens": 20}
     prompts = [engine.encode(text)[:12] for text in TEXTS]
     expected = cold(engine, prompts, **options)
     block = engine._loop.core.runner.pool.geometry.bytes_per_token * 16
-    small = shared_engines("smollm2-135m", **path, kv_cache_memory=5 * block, max_num_batched_tokens=64)
+    small = module_engines("smollm2-135m", **path, kv_cache_memory=5 * block, max_num_batched_tokens=64)
     assert_same_bits(generate_recorded(small, prompts, **options), expected)
     assert small.stats().preemptions > 0
 

@@ -1,8 +1,8 @@
 """What a reader copies runs as printed: the README's programs and the examples."""
 
 import ast
+import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from foreword.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -117,16 +119,6 @@ def test_demo(tmp_path: Path) -> None:
     assert all(computed < 40 for _, _, computed in others)  # nobody computed the documents again, LlamaIndex neither
 
 
-def test_custom_policy(tmp_path: Path) -> None:
-    """The interactive request, submitted last, has its first token before the batch work."""
-    out = run(str(ROOT / "examples" / "custom_policy.py"), cwd=tmp_path)
-    waits = {"batch": [], "interactive": []}
-    for kind, seconds in re.findall(r"^(batch|interactive) .*after +([\d.]+) s", out, re.MULTILINE):
-        waits[kind].append(float(seconds))
-    assert len(waits["batch"]) == 4
-    assert waits["interactive"] == [min(waits["batch"] + waits["interactive"])]
-
-
 @pytest.mark.parametrize("command", [[], ["demo"], ["chat"], ["generate"], ["explain"], ["models"]])
 def test_help_teaches(command: list[str], tmp_path: Path) -> None:
     assert "foreword" in run("-m", "foreword.cli", *command, "--help", cwd=tmp_path)
@@ -143,23 +135,24 @@ def test_models_command(tmp_path: Path) -> None:
     assert "weights are kept under" in out
 
 
-def test_chat_command_shows_what_each_turn_reused(tmp_path: Path) -> None:
+def test_chat_command_shows_what_each_turn_reused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     typed = "What is the capital of France? Answer briefly.\nAnd of Japan?\n/reset\nHello\n\n"
-    command = [sys.executable, "-m", "foreword.cli", "chat", "--temperature", "0", "--max-tokens", "16"]
-    done = subprocess.run(command, input=typed, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
-    reused = [int(count) for count in re.findall(r"\[(\d+) of \d+ prompt tokens reused", done.stdout)]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert main(["chat", "--temperature", "0", "--max-tokens", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "Paris" in out
+    reused = [int(count) for count in re.findall(r"\[(\d+) of \d+ prompt tokens reused", out)]
     assert len(reused) == 3
     assert reused[1] > 40  # the first turn, its answer included
 
 
-def test_a_wrong_model_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "foreword.cli", "generate", "--model", str(tmp_path / "nothing"), "hello"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240)
-    assert done.returncode == 1
-    assert done.stderr.startswith("foreword: ")
-    assert "Traceback" not in done.stderr
+def test_a_wrong_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(tmp_path / "nothing"), "hello"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("foreword: ")
+    assert said.count("\n") == 1
 
 
 def test_structured_output_and_tools_programs(printed: Callable[[str], str]) -> None:

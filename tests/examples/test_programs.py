@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "smollm2-135m"
-Run = Callable[[str], str]
+Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +32,15 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def run(engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs a program as `python examples/<name> smollm2-135m` does, with nothing cached; gives what it printed."""
+    """Runs a program as `python examples/<name>` does, with nothing cached; gives what it printed."""
     from llama_index.core.instrumentation import get_dispatcher
 
     handlers = list(get_dispatcher().event_handlers)
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
-    def program(name: str) -> str:
+    def program(name: str, *arguments: str) -> str:
         engine.reset_prefix_cache()
-        monkeypatch.setattr(sys, "argv", [name, MODEL])
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
 
@@ -59,7 +58,7 @@ def reuse(out: str) -> list[tuple[int, int]]:
 
 def test_agent(run: Run, engine: Engine) -> None:
     """Each question is a call, its result and an answer; only the very first step computes the system prompt."""
-    out = run("agent.py")
+    out = run("agent.py", MODEL)
     steps = re.findall(r"^  (call|result|answer)", out, re.MULTILINE)
     assert steps == ["call", "result", "answer"] * 4
     for line in re.findall(r"^  answer +(.*)", out, re.MULTILINE):
@@ -81,7 +80,7 @@ def test_agent(run: Run, engine: Engine) -> None:
 
 def test_rag_chain(run: Run) -> None:
     """Two questions with the same passages, in whatever order they were found, differ in the question only."""
-    out = run("rag_chain.py")
+    out = run("rag_chain.py", MODEL)
     found = [set(names.split(", ")) for names in re.findall(r"found: +(.*)", out)]
     orders = re.findall(r"found: +(.*)", out)
     assert found[0] == found[1] == {"Amendment VI", "Amendment VII"}
@@ -94,21 +93,29 @@ def test_rag_chain(run: Run) -> None:
     assert len(re.findall(r"answer: \S", out)) == 4
 
 
-def test_chat(tmp_path: Path) -> None:
-    """A fresh process, without the argument: each turn reuses prompt and answer before it, but for one token."""
-    command = [sys.executable, str(EXAMPLES / "chat.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    counts = re.findall(r"(\d+) of (\d+) prompt tokens reused; (\d+) expected", done.stdout)
+def test_chat(run: Run) -> None:
+    """Without the argument too: each turn reuses prompt and answer before it, but for one token."""
+    out = run("chat.py")
+    counts = re.findall(r"(\d+) of (\d+) prompt tokens reused; (\d+) expected", out)
     assert len(counts) == 4
     assert all(reused == expected for reused, _, expected in counts)
     prompts = [int(prompt) for _, prompt, _ in counts]
     assert all(int(reused) > prompt for (reused, _, _), prompt in zip(counts[1:], prompts, strict=False))
 
 
+def test_custom_policy(run: Run) -> None:
+    """The interactive request, submitted last, has its first token before the batch work."""
+    out = run("custom_policy.py")
+    waits = {"batch": [], "interactive": []}
+    for kind, seconds in re.findall(r"^(batch|interactive) .*after +([\d.]+) s", out, re.MULTILINE):
+        waits[kind].append(float(seconds))
+    assert len(waits["batch"]) == 4
+    assert waits["interactive"] == [min(waits["batch"] + waits["interactive"])]
+
+
 def test_extraction(run: Run) -> None:
     """Eight objects; the batch takes about as many passes as its longest answer, the other way all answers' tokens."""
-    out = run("extraction.py")
+    out = run("extraction.py", MODEL)
     assert "the same objects: True" in out
     rows = re.findall(r"^(\S.*?)  +(\S.*?) +(\d+) +(\d+) +(\d+)$", out, re.MULTILINE)
     assert len(rows) == 8
@@ -126,7 +133,7 @@ def test_extraction(run: Run) -> None:
 
 def test_prompt_cache(run: Run) -> None:
     """Each case is explained, by the cause that it shows; the README's table is what the program prints."""
-    out = run("prompt_cache.py")
+    out = run("prompt_cache.py", MODEL)
     table = [line for line in out.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
     assert [cause for _, _, _, cause, _ in rows] == [
@@ -150,7 +157,7 @@ def test_prompt_cache(run: Run) -> None:
 
 def test_llama_index_rag(run: Run) -> None:
     """Each answer names its two sources; the second question finds the passages of the first one computed."""
-    out = run("llama_index_rag.py")
+    out = run("llama_index_rag.py", MODEL)
     sources = re.findall(r"source: (\w+)\.txt, score (\d\.\d\d): \S", out)
     assert len(sources) == 8
     for question, name in enumerate(("gettysburg_address", "gettysburg_address", "bill_of_rights", "zen_of_python")):
@@ -165,7 +172,7 @@ def test_llama_index_rag(run: Run) -> None:
 
 def test_both_on_one_engine(run: Run) -> None:
     """The documents are computed by the agent's first step; the other ecosystem's first call reads them already."""
-    out = run("both_on_one_engine.py")
+    out = run("both_on_one_engine.py", MODEL)
     assert "one engine: True" in out
     names = re.findall(r"^(LangChain|LlamaIndex) ", out, re.MULTILINE)
     assert names == ["LangChain", "LangChain", "LlamaIndex"] * 2

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PREPARE = """
 import os, sys
 from foreword import Engine, EngineClosedError
@@ -35,19 +33,22 @@ def run(model: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("make", ["Engine", "Engine.shared"])
-def test_a_child_can_make_its_own_engine(tiny_dir: Path, make: str) -> None:
+def test_a_child_can_make_its_own_engine(tiny_dir: Path) -> None:
     """Neither OpenMP's workers nor the registry's engines of the parent are in the child's way."""
-    call = f"{make}({str(tiny_dir)!r}, **options).generate([1, 2, 3], max_tokens=4, temperature=0).token_ids"
-    parent, child = run(tiny_dir, f"child(lambda: {call})")
-    assert parent == child
+    calls = [
+        f"{make}({str(tiny_dir)!r}, **options).generate([1, 2, 3], max_tokens=4, temperature=0).token_ids"
+        for make in ("Engine", "Engine.shared")
+    ]
+    parent, *children = run(tiny_dir, "\n".join(f"child(lambda: {call})" for call in calls))
+    assert children == [parent] * 2
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_a_stream_of_the_parent_ends_with_a_clear_error(tiny_dir: Path, started: bool) -> None:
-    """A stream carried into a child does not wait for a thread that is not there."""
-    begin = "next(stream)" if started else ""
-    program = f"stream = engine.stream([5], max_tokens=2000, ignore_eos=True)\n{begin}\nchild(lambda: next(stream))"
-    _, child = run(tiny_dir, program)
-    assert child.startswith("EngineClosedError")
-    assert "forked child" in child
+def test_a_stream_of_the_parent_ends_with_a_clear_error(tiny_dir: Path) -> None:
+    """A stream carried into a child, begun or not, does not wait for a thread that is not there."""
+    begin = "stream = engine.stream([5], max_tokens=2000, ignore_eos=True)"
+    use = "child(lambda: next(stream))"
+    _, *children = run(tiny_dir, "\n".join([begin, use, "stream.close()", begin, "next(stream)", use]))
+    assert len(children) == 2
+    for child in children:
+        assert child.startswith("EngineClosedError")
+        assert "forked child" in child

@@ -1,4 +1,7 @@
-"""20,000 random operations on real engines: outputs equal to the bit, every block back, no thread or memory left."""
+"""20,000 random operations on real engines: outputs equal to the bit, every block back, no thread or memory left.
+
+In four parts, which several processes can share.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from .cases import KINDS, Population
 from .driver import World, fuzz, make_plan, resident_bytes
 from .operations import OPERATIONS
 
-OPERATIONS_IN_ALL = 20_000
-AGAIN = 1500
+OPERATIONS_OF_A_SEED = 5_000
+AGAIN = {1: 1500}
+"""By seed: of its operations, those that happen a second time."""
 TOLERATED_BYTES = 16 * 2**20
 """Growth of the process while operations happen again whose references are there: fragments of the allocators."""
 
@@ -28,28 +32,32 @@ def world(tiny_dir: Path) -> Iterator[World]:
     world.close()
 
 
-def test_random_operations(world: World) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_random_operations(world: World, seed: int) -> None:
     """In epochs that are stepped, free, and driven by three threads, with and without a disk tier."""
     threads = set(threading.enumerate())
-    summary = fuzz(world, 1, OPERATIONS_IN_ALL - AGAIN)
+    repeated = AGAIN.get(seed, 0)
+    summary = fuzz(world, seed, OPERATIONS_OF_A_SEED - repeated)
     before = resident_bytes()
-    again = fuzz(world, 1, AGAIN)
+    again = fuzz(world, seed, repeated)
     grown = resident_bytes() - before
     for failure in summary.failures + again.failures:
         raise failure
     assert set(summary.names) == set(OPERATIONS), "an operation never happened"
     totals = world.totals
     rare = ("preemptions", "errors raised", "disk errors raised", "pins dropped", "prompts in another spelling")
-    assert min(totals[name] for name in (*rare, "evictions", "tokens_reused", "tokens_restored")) > 10, totals
-    assert min(totals["completions compared in full"], totals["completions interrupted"]) > OPERATIONS_IN_ALL // 20
+    assert min(totals[name] for name in (*rare, "evictions", "tokens_reused", "tokens_restored")) > 2, totals
+    assert min(totals["completions compared in full"], totals["completions interrupted"]) > OPERATIONS_OF_A_SEED // 20
     assert grown < TOLERATED_BYTES
     left = {thread for thread in threading.enumerate() if thread.name.startswith("foreword")} - threads
     assert left == world.reference.threads()
 
 
 def test_an_epoch_leaves_no_memory(world: World) -> None:
-    """The same epoch over and over: from the second time on, what Python holds is the same but for 64 KiB."""
-    plan = next(plan for epoch in range(99) if (plan := make_plan(1, epoch)).mode == "stepped" and plan.path.cost == 1)
+    """The same epoch over and over: from the second time on, what Python holds is the same but for 32 KiB."""
+    plans = (make_plan(1, epoch, most=100) for epoch in range(99))
+    plan = next(plan for plan in plans if plan.mode == "stepped" and plan.path.cost == 1)
     world.run(plan)
     world.run(plan)
     tracemalloc.start()
@@ -61,7 +69,7 @@ def test_an_epoch_leaves_no_memory(world: World) -> None:
             sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert sizes[2] - sizes[1] < 64 * 2**10, sizes
+    assert sizes[2] - sizes[1] < 32 * 2**10, sizes
 
 
 def test_the_same_seed_gives_the_same_operations() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foreword import Engine, EngineStats
 
 
+CALLS = 32
 TOKENS = 12
 """Of each of many concurrent answers: enough that all of them run at the same time."""
 
@@ -56,7 +57,7 @@ async def test_cancelled_astream_frees_its_blocks(kind: type, engine: Engine, id
 async def test_concurrent_ainvokes_are_one_batch_without_threads(
     engine: Engine, spent: Callable[[], EngineStats], idle: Callable[[], None], document: str
 ) -> None:
-    """64 calls are one continuous batch, one that is cancelled frees its blocks, and the event loop keeps turning."""
+    """32 calls are one continuous batch, one that is cancelled frees its blocks, and the event loop keeps turning."""
     llm = ChatForeword(engine=engine, temperature=0, max_tokens=TOKENS, ignore_eos=True)
     scheduler = engine._loop.core.scheduler  # its counters: stats() would wait for the step in progress
     before, turns = {thread.name for thread in threading.enumerate()}, 0
@@ -68,9 +69,9 @@ async def test_concurrent_ainvokes_are_one_batch_without_threads(
             turns += 1
 
     turning = asyncio.create_task(turn())
-    ask = [[SystemMessage(document), HumanMessage(f"Say {number}.")] for number in range(64)]
+    ask = [[SystemMessage(document), HumanMessage(f"Say {number}.")] for number in range(CALLS)]
     tasks = [asyncio.create_task(llm.ainvoke(messages)) for messages in ask]
-    while len(scheduler.running) < 64:
+    while len(scheduler.running) < CALLS:
         assert not any(task.done() for task in tasks)
         await asyncio.sleep(0.001)
     assert not any(task.done() for task in tasks)
@@ -78,7 +79,7 @@ async def test_concurrent_ainvokes_are_one_batch_without_threads(
     (cancelled,) = [sequence for sequence in scheduler.running if "Say 7." in engine.decode(sequence.token_ids)]
     assert cancelled.blocks is not None
     tasks[7].cancel()
-    while len(scheduler.running) > 63:
+    while len(scheduler.running) == CALLS:
         await asyncio.sleep(0.001)
     assert cancelled not in scheduler.running
     assert cancelled.blocks is None  # while the others still run
@@ -89,7 +90,7 @@ async def test_concurrent_ainvokes_are_one_batch_without_threads(
     assert all(answer.usage_metadata["output_tokens"] == TOKENS for answer in answers)
     assert spent().steps <= TOKENS + 10  # and a few in which prompts still arrive; two rounds would take more
     assert len(started) <= 1  # the engine prepares requests on one; nobody waits on a thread
-    assert turns > 64
+    assert turns > CALLS
     idle()
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 if sys.platform != "linux":  # there is no Triton
     collect_ignore_glob = ["test_*.py"]
+elif os.environ.get("TRITON_INTERPRET") == "1":
+    from interpreter import quicken
+
+    quicken()

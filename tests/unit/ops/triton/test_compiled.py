@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,20 +24,20 @@ def compiled(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @DEVICES
-def test_some_can_be_launched(arch: int) -> None:
+def test_some_can_be_launched(arch: int, record_property: Callable[[str, object], None]) -> None:
     """Of each kind a few: none runs out of registers or shared memory."""
     done = compiled(str(arch))
-    print(done.stdout)
+    record_property("table", done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"sm_{arch} ") == 30
 
 
 @pytest.mark.soak
 @DEVICES
-def test_all_can_be_launched(arch: int) -> None:
+def test_all_can_be_launched(arch: int, record_property: Callable[[str, object], None]) -> None:
     """Every configuration."""
     done = compiled("--all", str(arch))
-    print(done.stdout)
+    record_property("table", done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"sm_{arch} ") > 180
 

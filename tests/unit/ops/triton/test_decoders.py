@@ -18,15 +18,6 @@ LENGTH = 40
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(autouse=True)
-def _without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of the time goes to checks of integers for overflow."""
-    from triton.runtime import interpreter
-
-    options = interpreter.InterpreterOptions(sanitize_overflow=False)
-    monkeypatch.setattr(interpreter.interpreter_builder, "options", options)
-
-
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "primitives"])
 @pytest.mark.parametrize(
     "name",
