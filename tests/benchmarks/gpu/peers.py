@@ -1,0 +1,91 @@
+"""transformers on the same checkpoint and prompts: ``generate`` over static batches, and continuous batching."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .device import Device
+
+Prompts = list[list[int]]
+
+
+class Transformers:
+    """Its model, with torch's own attention (SDPA), in 16 bits, greedy, past the end of sequence."""
+
+    def __init__(self, directory: Path, device: Device) -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        self._device = device
+        dtype = torch.float32 if device.rehearsal else torch.bfloat16
+        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device.name).eval()
+        self.model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+        self.model.config.eos_token_id = None  # of random weights any token comes as soon as another
+
+    def generate(self, prompts: Prompts, tokens: int) -> tuple[float, Prompts, int]:
+        """Seconds, what came out, and the batch: all prompts at once, or as many as the memory holds."""
+        batch = len(prompts)
+        while True:
+            try:
+                begin = time.perf_counter()
+                outputs = []
+                for start in range(0, len(prompts), batch):
+                    outputs += self._generate(prompts[start : start + batch], tokens)
+                return time.perf_counter() - begin, outputs, batch
+            except torch.OutOfMemoryError:
+                if batch == 1:
+                    raise
+            batch = -(-batch // 2)  # outside of the handler, whose error keeps the tensors
+            self._free()
+
+    @torch.inference_mode()
+    def _generate(self, prompts: Prompts, tokens: int) -> Prompts:
+        """All of one length, so nothing is padded."""
+        ids = torch.tensor(prompts, device=self._device.name)
+        result = self.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens)
+        found: Prompts = result[:, ids.shape[1] :].tolist()
+        return found
+
+    def generate_batch(self, prompts: Prompts, tokens: int) -> tuple[float, Prompts]:
+        """Seconds, and what came out. Its manager stays from one call to the next, where it can: making it is not work
+        on the prompts.
+
+        Raises:
+            AttributeError: this version has none.
+        """
+        from transformers import GenerationConfig
+
+        self._free()  # it takes what is free for its cache
+        options: dict[str, Any] = {"inputs": prompts, "max_new_tokens": tokens}
+        options["generation_config"] = GenerationConfig(
+            do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=tokens
+        )
+        if "persistent_manager" in inspect.signature(self.model.generate_batch).parameters:
+            options["persistent_manager"] = True
+        begin = time.perf_counter()
+        results = self.model.generate_batch(**options)
+        seconds = time.perf_counter() - begin
+        return seconds, [list(result.generated_tokens) for result in results.values()]
+
+    @property
+    def attention(self) -> str:
+        """What it computes attention with, as far as its configuration says."""
+        return str(getattr(self.model.config, "_attn_implementation", "unknown"))
+
+    def close(self) -> None:
+        destroy = getattr(self.model, "destroy_cached_continuous_batching_manager", None)
+        if destroy is not None:
+            destroy()
+        del self.model
+        self._free()
+
+    def _free(self) -> None:
+        gc.collect()
+        if not self._device.rehearsal:
+            torch.cuda.empty_cache()
