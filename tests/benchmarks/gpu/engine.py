@@ -270,7 +270,9 @@ def measure_profile(bench: Bench, report: Report) -> None:
         for _ in range(2):
             generate(engine, prompts, tokens)
         with profile(activities=[kind]) as found:
+            begin = time.perf_counter()
             generate(engine, prompts, tokens)
+            seconds = time.perf_counter() - begin
         events = sorted(found.key_averages(), key=lambda event: -getattr(event, key))
         total = sum(getattr(event, key) for event in events) or 1
         rows = [["kernel", "calls", "us in all", "share"]]
@@ -278,6 +280,7 @@ def measure_profile(bench: Bench, report: Report) -> None:
             rows.append([event.key[:70], str(event.count), f"{getattr(event, key):,.0f}",
                          f"{getattr(event, key) / total:.1%}"])  # fmt: skip
         report.tabulate(f"Device time, batch {count}, {tokens} tokens out, cached prompts", rows)
+        report.add(f"time with the device busy, batch {count}", total / 1e6 / seconds, "of all")
 
 
 def _compare(report: Report, name: str, seconds: float, theirs: Prompts, ours: Prompts) -> None:
