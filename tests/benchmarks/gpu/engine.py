@@ -249,11 +249,11 @@ def measure_shared(bench: Bench, report: Report) -> None:
     try:
         peer.generate(bench.prompts(2, own), 4)
         seconds, theirs, batch = peer.generate(prompts, tokens)
-        _compare(report, f"transformers' generate, {peer.attention}, batches of {batch}", seconds, theirs, outputs)
+        _compare(report, f"transformers' generate, sdpa, batches of {batch}", seconds, theirs, outputs)
         report.add("ours by transformers' generate", seconds / ours.median, "x", "G7 generate")
         peer.generate_batch(bench.prompts(count, own, shared), tokens)
         seconds, theirs = peer.generate_batch(prompts, tokens)
-        _compare(report, f"transformers' continuous batching, {peer.attention}", seconds, theirs, outputs)
+        _compare(report, "transformers' continuous batching", seconds, theirs, outputs)
         report.add("ours by transformers' continuous batching", seconds / ours.median, "x", "G7 continuous")
     finally:
         peer.close()

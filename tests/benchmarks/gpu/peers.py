@@ -23,6 +23,7 @@ class Transformers:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         self._device = device
+        self._keeps_attention = False
         dtype = torch.float32 if device.rehearsal else torch.bfloat16
         self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device.name).eval()
         self.model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -66,17 +67,28 @@ class Transformers:
         options["generation_config"] = GenerationConfig(
             do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=tokens
         )
-        if "persistent_manager" in inspect.signature(self.model.generate_batch).parameters:
+        known = inspect.signature(self.model.generate_batch).parameters
+        if "persistent_manager" in known:
             options["persistent_manager"] = True
+        if self._keeps_attention and "continuous_batching_config" in known:
+            options["continuous_batching_config"] = self._without_flash()
         begin = time.perf_counter()
-        results = self.model.generate_batch(**options)
+        try:
+            results = self.model.generate_batch(**options)
+        except Exception as error:  # it may want other attention, which it would have to download
+            if self._keeps_attention:
+                raise
+            print(f"- continuous batching with the attention that it prefers: {error!r:.200}", flush=True)
+            self._keeps_attention = True
+            return self.generate_batch(prompts, tokens)
         seconds = time.perf_counter() - begin
         return seconds, [list(result.generated_tokens) for result in results.values()]
 
-    @property
-    def attention(self) -> str:
-        """What it computes attention with, as far as its configuration says."""
-        return str(getattr(self.model.config, "_attn_implementation", "unknown"))
+    @staticmethod
+    def _without_flash() -> Any:
+        from transformers import ContinuousBatchingConfig
+
+        return ContinuousBatchingConfig(auto_switch_to_flash=False)
 
     def close(self) -> None:
         destroy = getattr(self.model, "destroy_cached_continuous_batching_manager", None)
