@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .results import Report
 
 RESULTS = Path(__file__).parent.parent / "RESULTS-GPU.md"
-KERNELS = ("attention", "products", "small", "host", "copies")
+KERNELS = ("decode", "shared", "prefill", "products", "small", "host", "copies")
 ENGINE = ("start", "decode", "int4", "exact", "shared", "profile")
 Group = Callable[["Report"], None]
 
@@ -74,7 +74,9 @@ def _kernels(options: argparse.Namespace, device: Any) -> dict[str, Group]:
     if options.tune:
         return {"tuning": lambda report: tune.measure(device, sizes, report, options.seconds)}
     groups: dict[str, Group] = {
-        "attention": lambda report: attention.measure(device, sizes, report),
+        "decode": lambda report: attention.measure_decode(device, sizes, report),
+        "shared": lambda report: attention.measure_shared(device, sizes, report),
+        "prefill": lambda report: attention.measure_prefill(device, sizes, report),
         "products": lambda report: products.measure(device, sizes, report),
         "small": lambda report: products.measure_small(device, sizes, report),
         "host": lambda report: host.measure(device, sizes, report),

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from foreword.ops.protocol import AttentionSequence, AttentionSpec, KVLayer, Slo
 from foreword.ops.triton.attention import attend
 from foreword.ops.triton.planner import draft_plan, make_plan
 
-from .device import Device, copy_bandwidth, matmul_flops
+from .device import Device, matmul_flops, report_bandwidth
 from .sizes import BLOCK, Sizes
 
 if TYPE_CHECKING:
@@ -134,18 +134,9 @@ def _pool(device: Device, shape: tuple[int, int, int], form: str) -> Tensor:
     return torch.stack([head() for _ in range(shape[0])]).view(FORMS[form])
 
 
-def measure(device: Device, sizes: Sizes, report: Report) -> None:
-    """G1 to G3."""
-    bandwidth = copy_bandwidth(device, sizes.copied)
-    report.add("torch's copy, read and written", bandwidth.times(1e-12), "TB/s")
-    _decode(device, sizes, report, bandwidth.median)
-    _shared(device, sizes, report, bandwidth.median)
-    flops = matmul_flops(device, sizes.square)
-    report.add(f"torch's bf16 product of {sizes.square} x {sizes.square}", flops.times(1e-12), "TFLOP/s")
-    _prefill(device, sizes, report)
-
-
-def _decode(device: Device, sizes: Sizes, report: Report, bandwidth: float) -> None:
+def measure_decode(device: Device, sizes: Sizes, report: Report) -> None:
+    """G1, and the same with KV in 8 bits."""
+    bandwidth = report_bandwidth(device, sizes.copied, report)
     for form in FORMS:
         for scattered in (False, True):
             case = make_case(device, sizes, sizes.batch, sizes.tokens, form=form, scattered=scattered)
@@ -158,7 +149,9 @@ def _decode(device: Device, sizes: Sizes, report: Report, bandwidth: float) -> N
             del case
 
 
-def _shared(device: Device, sizes: Sizes, report: Report, bandwidth: float) -> None:
+def measure_shared(device: Device, sizes: Sizes, report: Report) -> None:
+    """G2."""
+    bandwidth = report_bandwidth(device, sizes.copied, report)
     case = make_case(device, sizes, sizes.batch, sizes.tail, shared=sizes.shared, scattered=True)
     case.check(device)
     together, apart = case.time(device), case.time(device, share=False)
@@ -175,8 +168,10 @@ def _shared(device: Device, sizes: Sizes, report: Report, bandwidth: float) -> N
     report.add("that kernel", alone.under(copies.kv_bytes() / bandwidth), "of the copy")
 
 
-def _prefill(device: Device, sizes: Sizes, report: Report) -> None:
-    """A chunk, against torch's flash attention, which has its keys and values side by side and knows where they end."""
+def measure_prefill(device: Device, sizes: Sizes, report: Report) -> None:
+    """G3: a chunk, against torch's flash attention, which has its keys and values side by side."""
+    flops = matmul_flops(device, sizes.square)
+    report.add(f"torch's bf16 product of {sizes.square} x {sizes.square}", flops.times(1e-12), "TFLOP/s")
     total = sizes.cached + sizes.new
     case = make_case(device, sizes, 1, total, query_len=sizes.new, scattered=True)
     contiguous = make_case(device, sizes, 1, total, query_len=sizes.new)
@@ -204,7 +199,8 @@ def _flash(device: Device, query: Tensor, key: Tensor, value: Tensor) -> tuple[C
     Fallbacks, since what the kernel takes differs between versions: a KV head for each query head, and no mask, which
     is a few per cent more work.
     """
-    sdpa, group = F.scaled_dot_product_attention, query.shape[1] // key.shape[1]
+    sdpa: Any = F.scaled_dot_product_attention
+    group = query.shape[1] // key.shape[1]
     wide = [each.repeat_interleave(group, 1) for each in (key, value)]
     if device.rehearsal:  # the CPU's kernel has no such mask
         seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(key.shape[2] - query.shape[2])

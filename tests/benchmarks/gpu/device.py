@@ -14,6 +14,8 @@ from .results import Spread
 if TYPE_CHECKING:
     from foreword.ops.triton.backend import TritonOps
 
+    from .results import Report
+
 Run = Callable[[], object]
 _FLUSHED = 256 * 2**20
 """Bytes that are written between repetitions: more than any second-level cache has."""
@@ -111,6 +113,13 @@ def copy_bandwidth(device: Device, size: int) -> Spread:
     source = torch.zeros(size, dtype=torch.uint8, device=device.name)
     target = torch.empty_like(source)
     return device.seconds(lambda: target.copy_(source)).under(2 * size)
+
+
+def report_bandwidth(device: Device, size: int, report: Report) -> float:
+    """The median of :func:`copy_bandwidth`."""
+    bandwidth = copy_bandwidth(device, size)
+    report.add("torch's copy, read and written", bandwidth.times(1e-12), "TB/s")
+    return bandwidth.median
 
 
 def matmul_flops(device: Device, size: int) -> Spread:

@@ -17,32 +17,38 @@ Prompts = list[list[int]]
 
 
 class Transformers:
-    """Its model, with torch's own attention (SDPA), in 16 bits, greedy, past the end of sequence."""
+    """Its model, with torch's own attention (SDPA), in 16 bits, greedy, past the end of sequence.
+
+    Attributes:
+        batch: prompts that :meth:`generate` ran at once.
+    """
 
     def __init__(self, directory: Path, device: Device) -> None:
-        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers import AutoModelForCausalLM
 
         self._device = device
         self._keeps_attention = False
+        self.batch = 0
         dtype = torch.float32 if device.rehearsal else torch.bfloat16
-        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device.name).eval()
-        self.model.generation_config = GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        self.model = self.model.to(device.name).eval()
+        self.model.generation_config = _greedy(eos_token_id=None)
         self.model.config.eos_token_id = None  # of random weights any token comes as soon as another
 
-    def generate(self, prompts: Prompts, tokens: int) -> tuple[float, Prompts, int]:
-        """Seconds, what came out, and the batch: all prompts at once, or as many as the memory holds."""
-        batch = len(prompts)
+    def generate(self, prompts: Prompts, tokens: int) -> tuple[float, Prompts]:
+        """Seconds, and what came out; all prompts at once, or as many as the memory holds."""
+        self.batch = len(prompts)
         while True:
             try:
                 begin = time.perf_counter()
                 outputs = []
-                for start in range(0, len(prompts), batch):
-                    outputs += self._generate(prompts[start : start + batch], tokens)
-                return time.perf_counter() - begin, outputs, batch
+                for start in range(0, len(prompts), self.batch):
+                    outputs += self._generate(prompts[start : start + self.batch], tokens)
+                return time.perf_counter() - begin, outputs
             except torch.OutOfMemoryError:
-                if batch == 1:
+                if self.batch == 1:
                     raise
-            batch = -(-batch // 2)  # outside of the handler, whose error keeps the tensors
+            self.batch = -(-self.batch // 2)  # outside of the handler, whose error keeps the tensors
             self._free()
 
     @torch.inference_mode()
@@ -60,13 +66,9 @@ class Transformers:
         Raises:
             AttributeError: this version has none.
         """
-        from transformers import GenerationConfig
-
         self._free()  # it takes what is free for its cache
         options: dict[str, Any] = {"inputs": prompts, "max_new_tokens": tokens}
-        options["generation_config"] = GenerationConfig(
-            do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=tokens
-        )
+        options["generation_config"] = _greedy(eos_token_id=-1, max_new_tokens=tokens)
         known = inspect.signature(self.model.generate_batch).parameters
         if "persistent_manager" in known:
             options["persistent_manager"] = True
@@ -101,3 +103,10 @@ class Transformers:
         gc.collect()
         if not self._device.rehearsal:
             torch.cuda.empty_cache()
+
+
+def _greedy(**options: Any) -> Any:
+    import transformers
+
+    config: Any = transformers.GenerationConfig
+    return config(do_sample=False, pad_token_id=0, **options)

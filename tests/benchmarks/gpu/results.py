@@ -55,9 +55,9 @@ class Line(NamedTuple):
     goal: str = ""
 
     def cells(self, rehearsal: bool) -> list[str]:
-        middle, around = self.value, ""
-        if isinstance(middle, Spread):
-            middle, around = middle.median, f"{number(middle.low)} to {number(middle.high)}"
+        spread = self.value if isinstance(self.value, Spread) else None
+        middle = self.value if not isinstance(self.value, Spread) else self.value.median
+        around = "" if spread is None else f"{number(spread.low)} to {number(spread.high)}"
         target = GOALS.get(self.goal)
         met = "" if target is None else "rehearsal" if rehearsal else "yes" if target.met(middle) else "no"
         return [self.measure, number(middle), self.unit, around, "" if target is None else f"{self.goal} {target}", met]

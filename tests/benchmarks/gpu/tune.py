@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import torch
 
 from foreword.cli.bench import number
 from foreword.ops.triton import attention, matmul, planner
+from foreword.ops.triton.kv_write import kv_format
 from foreword.ops.triton.matmul import Tiles, multiply
 from foreword.ops.triton.planner import make_plan
 
@@ -43,7 +44,8 @@ def measure(device: Device, sizes: Sizes, report: Report, seconds: float) -> Non
         _search(report, title, grid, current, run, seconds / len(jobs), limit=2 if device.rehearsal else None)
 
 
-Job = tuple[str, dict[str, Sequence[int]], str, Callable[[Choice], float]]
+Grid = Mapping[str, Sequence[int]]
+Job = tuple[str, Grid, str, Callable[[Choice], float]]
 """Title, choices, what the backend has now, and the seconds of a choice."""
 
 
@@ -72,7 +74,7 @@ def _current_attention(case: Case, exact: bool) -> str:
     heights = attention.tile_heights(case.query.dtype, case.query.shape[2], deterministic=exact)
     settings = dataclasses.replace(case.settings, heights=heights, deterministic=exact)
     plan = planner.draft_plan(case.sequences, settings)
-    form = attention.kv_format(case.layer, case.query.shape[2])
+    form = kv_format(case.layer, case.query.shape[2])
     options = attention.attention_options(
         case.query.dtype, form, case.query.shape[2], plan.tile_rows, split=plan.split, native_fp8=True
     )
@@ -152,7 +154,7 @@ def _product_run(device: Device, form: str, out: int, inputs: int, rows: int) ->
 def _search(
     report: Report,
     title: str,
-    grid: dict[str, Sequence[int]],
+    grid: Grid,
     current: str,
     run: Callable[[Choice], float],
     seconds: float,
