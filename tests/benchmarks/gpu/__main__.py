@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ def _kernels(options: argparse.Namespace, device: Any) -> dict[str, Group]:
 def _engine(options: argparse.Namespace, device: Any) -> dict[str, Group]:
     from . import engine
 
+    os.environ.setdefault("FOREWORD_HOME", str(RESULTS.parents[2] / ".cache" / "foreword"))
     if options.rehearse:
         options.model = "tiny"
     dtype = "float32" if options.rehearse else "bfloat16"
@@ -140,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument(
             "--only",
-            type=lambda text, known=groups: _chosen(text, known),
+            type=partial(_chosen, known=groups),
             metavar="A,B",
             help=f"of {', '.join(groups)}",
         )

@@ -30,8 +30,8 @@ class Transformers:
         self._keeps_attention = False
         self.batch = 0
         dtype = torch.float32 if device.rehearsal else torch.bfloat16
-        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
-        self.model = self.model.to(device.name).eval()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        self.model = loaded.to(device.name).eval()
         self.model.generation_config = _greedy(eos_token_id=None)
         self.model.config.eos_token_id = None  # of random weights any token comes as soon as another
 
