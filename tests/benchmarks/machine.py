@@ -47,3 +47,31 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def describe_gpu() -> str:
+    """The GPU that torch uses, its driver and clocks, what else runs there, and versions; in words."""
+    import torch
+    import triton
+
+    versions = (
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, triton {triton.__version__}, "
+        f"Python {platform.python_version()}"
+    )
+    if not torch.cuda.is_available():
+        return f"No GPU, {versions}"
+    found = torch.cuda.get_device_properties(0)
+    size = f"{found.total_memory / 2**30:.0f} GiB, {found.multi_processor_count} multiprocessors"
+    fields = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit,utilization.gpu"
+    state = _nvidia_smi("--query-gpu=" + fields, "--format=csv,noheader", "--id=0")
+    told = f"; {fields}: {state}" if state else ""
+    return f"{found.name} ({size}{told}), {versions}"
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What the tool says; empty where it is not there."""
+    try:
+        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

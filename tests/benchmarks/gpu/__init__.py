@@ -1,0 +1,1 @@
+"""What must be measured on a GPU; see :mod:`.__main__`."""
