@@ -61,7 +61,7 @@ class DecodeGraphs:
         self._windows = list(dict.fromkeys(windows))
         self._count = count
         self._steps: dict[Any, _PaddedStep] = {}  # the least recently used first
-        self._memory: Any = None  # of all graphs
+        self._memory: Any = None  # of all graphs; made with the first
 
     def __call__(self, hidden: Tensor, plans: StepPlans, slots: Tensor, outputs: Tensor) -> Tensor:
         """The result of ``run`` for a batch of at most :data:`MOST_ROWS` rows, each of a sequence of its own. It is
@@ -77,7 +77,9 @@ class DecodeGraphs:
             if len(self._steps) == _MOST_GRAPHS:
                 del self._steps[next(iter(self._steps))]
         elif not step.captured:
-            self._memory = step.capture(self._memory)
+            if self._memory is None and hidden.device.type == "cuda":
+                self._memory = torch.cuda.graph_pool_handle()
+            step.capture(self._memory)
         self._steps[key] = step
         result = step(hidden, plans.positions, slots, drafts)
         return result if len(outputs) == len(result) else result.index_select(0, outputs)
@@ -115,16 +117,15 @@ class _PaddedStep:
         assert self._result is not None
         return self._result[:count]
 
-    def capture(self, memory: Any) -> Any:
-        """Capture the launches, if the device can, with ``memory`` for what they compute; gives the graph's."""
+    def capture(self, memory: Any) -> None:
+        """Capture the launches, if the device can, with ``memory`` for what they compute."""
         self.captured = True
         if self._hidden.device.type != "cuda":
-            return memory
+            return
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # other threads copy meanwhile
             self._result = self._launch()
         self._graph = graph
-        return graph.pool()
 
     def _launch(self) -> Tensor:
         return self._run(self._hidden, self._plans, self._slots, self._outputs)
