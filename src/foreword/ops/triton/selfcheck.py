@@ -194,15 +194,18 @@ def _check_rows(ops: TritonOps, device: str) -> None:
 
 
 def _check_draws(ops: TritonOps, device: str) -> None:
-    """The most likely token, one of all, and one of the 50 most likely."""
-    logits = _randn(3, 5000)
+    """The most likely token, one of all, one of the 50 most likely, and one of those that have half of the weight."""
+    logits = _randn(4, 5000)
     weights = logits.double().softmax(-1)
     weights[2, weights[2] < weights[2].topk(50).values[-1]] = 0
-    points = [0.0, 0.6, 0.4]
+    likely, tokens = weights[3].sort(descending=True)
+    weights[3, tokens[likely.cumsum(0) - likely >= 0.5]] = 0
+    points = [0.0, 0.6, 0.4, 0.7]
     along = weights.cumsum(-1)
     expected = [int(torch.searchsorted(row, u * row[-1], right=True)) for row, u in zip(along, points, strict=True)]
     expected[0] = int(logits[0].argmax())
-    draws = [Draw(), Draw(temperature=1.0, u=points[1]), Draw(temperature=1.0, top_k=50, u=points[2])]
+    hows = Draw(), Draw(1.0), Draw(1.0, top_k=50), Draw(1.0, top_p=0.5)
+    draws = [how._replace(u=u) for how, u in zip(hows, points, strict=True)]
     if (found := ops.draw(logits.to(device), draws).tolist()) != expected:
         raise RuntimeError(f"tokens {found} were drawn instead of {expected}")
 
