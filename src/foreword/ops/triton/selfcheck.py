@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+logger = logging.getLogger("foreword")
+
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of the largest value."""
 _HEADS, _KV_HEADS, _DIM, _BLOCK = 4, 2, 64, 16
@@ -60,6 +63,7 @@ def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
     file = directory / f"gpu-kernels-checked-{key}"
     if file.exists():
         return None
+    logger.info("checking the kernels on %s, once for this GPU and these versions: they are compiled for that", device)
     try:
         check_kernels(device, dtype)
     except Exception as error:  # a driver's, a compiler's, whatever: the CPU is there
