@@ -57,14 +57,11 @@ _SPEC = AttentionSpec(_DIM**-0.5)
 def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
     """What :func:`check_kernels` finds wrong; None: nothing. That is remembered in ``directory`` for this GPU and these
     versions, as the first check of a machine waits for the kernels to be compiled."""
-    gpu = f"{torch.cuda.get_device_properties(device)}" if torch.device(device).type == "cuda" else "interpreter"
-    versions = f"foreword {__version__}, triton {triton.__version__}, torch {torch.__version__}"
-    key = hashlib.sha256(f"{gpu} {dtype} {versions}".encode()).hexdigest()[:16]
-    file = directory / f"gpu-kernels-checked-{key}"
-    if file.exists():
-        return None
-    logger.info("checking the kernels on %s, once for this GPU and these versions: they are compiled for that", device)
     try:
+        file = directory / f"gpu-kernels-checked-{_key(device, dtype)}"
+        if file.exists():
+            return None
+        logger.info("checking the kernels on %s, once for this GPU and these versions: they are compiled now", device)
         check_kernels(device, dtype)
     except Exception as error:  # a driver's, a compiler's, whatever: the CPU is there
         return f"{type(error).__name__}: {error}"
@@ -72,6 +69,12 @@ def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
         directory.mkdir(parents=True, exist_ok=True)
         file.touch()
     return None
+
+
+def _key(device: str, dtype: torch.dtype) -> str:
+    gpu = f"{torch.cuda.get_device_properties(device)}" if torch.device(device).type == "cuda" else "interpreter"
+    versions = f"foreword {__version__}, triton {triton.__version__}, torch {torch.__version__}"
+    return hashlib.sha256(f"{gpu} {dtype} {versions}".encode()).hexdigest()[:16]
 
 
 def check_kernels(device: str, dtype: torch.dtype) -> None:

@@ -32,6 +32,16 @@ def test_a_fault_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert fault.startswith("TypeError: ")
 
 
+def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a child that was forked from a process which uses it."""
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    assert find_fault("cuda", torch.bfloat16, tmp_path) == "RuntimeError: planted"
+
+
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LOG2_E", 1.4)
 
