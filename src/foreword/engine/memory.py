@@ -18,6 +18,7 @@ from foreword.core.request import Request
 from foreword.core.sampling import SamplingParams
 from foreword.kv.pool import KVGeometry, KVPool
 from foreword.kv.tiers import TieredCache
+from foreword.ops.triton.streams import WHOLE_DEVICE
 from foreword.runtime.runner import ModelRunner
 from foreword.scheduling.policy import create_policy
 from foreword.scheduling.scheduler import Scheduler
@@ -57,8 +58,9 @@ class GPUProbe:
         self._device = torch.device(device)
 
     def room(self) -> Room:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+        with WHOLE_DEVICE:  # another engine may be capturing a graph
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return Room(total, free)
 

@@ -79,8 +79,8 @@ def choose_device(device: str, kernels: str, directory: Path) -> str:
     if fault is None:
         return "cuda"
     logger.warning(
-        "device='auto' stays on the CPU, as the kernels for the GPU (%s) do not pass their check: %s; device='cuda' "
-        "takes the GPU all the same", torch.cuda.get_device_name(), fault,
+        "device='auto' stays on the CPU, as the kernels for the GPU do not pass their check: %s; device='cuda' takes "
+        "the GPU all the same", fault,
     )  # fmt: skip
     return "cpu"
 

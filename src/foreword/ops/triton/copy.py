@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from foreword.ops.protocol import SlotCopy
+from foreword.ops.transfer import upload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,10 +65,9 @@ def copy_slots(source: Tensor, target: Tensor, copies: Sequence[SlotCopy]) -> No
     for round_ in rounds(copies) if source is target else [copies]:
         if not round_:
             continue
-        table = torch.tensor(round_, dtype=torch.int32, pin_memory=device.type == "cuda")
         longest = max(copy.length for copy in round_) * words
         copy_kernel[len(round_), planes, triton.cdiv(longest, BLOCK)](
-            source.view(torch.int32), target.view(torch.int32), table.to(device, non_blocking=True),
+            source.view(torch.int32), target.view(torch.int32), upload(np.array(round_, np.int32), device),
             source.shape[3] * words, target.shape[3] * words, WORDS=words, BLOCK=BLOCK, num_warps=NUM_WARPS,
         )  # fmt: skip
 

@@ -5,7 +5,8 @@ one of a few numbers, the arrays of its plan to powers of two, and what a step b
 it. Padding rows belong to no item and to no slot: what is computed for them is thrown away.
 
 A graph is captured when a shape occurs for the second time; the first time runs launch by launch, which also compiles
-what has to be. All graphs share one pool of memory, as they never run at the same time.
+what has to be. All graphs share one pool of memory, as they never run at the same time. Where capturing fails, because
+memory has run out or another thread of the process has the whole device waited for, the step is launched as before.
 
 No GPU has captured a graph yet. Where there is none, launches are repeated instead, from the same addresses and with
 the same shapes.
@@ -13,6 +14,7 @@ the same shapes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +22,21 @@ import torch
 
 from foreword.ops.triton.planner import draft_plan
 from foreword.ops.triton.step import StepPlans
+from foreword.ops.triton.streams import WHOLE_DEVICE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from foreword.ops.triton.plan import PlanDraft, PlanSettings
 
+logger = logging.getLogger("foreword")
+
 MOST_ROWS = 256
 """Of a batch; with more, a step takes the device longer than the host takes for its launches."""
 _MOST_GRAPHS = 128
 """Each takes some megabytes; the one that was not used for the longest time goes first."""
+_MOST_FAILURES = 3
+"""To capture; after these, no more is captured."""
 
 Run = Callable[["Tensor", StepPlans, "Tensor", "Tensor"], "Tensor"]
 """``hidden [N, hidden]``, plans, ``slots [T]`` and ``outputs [R]`` to ``[R, hidden]``, all layers."""
@@ -61,7 +68,9 @@ class DecodeGraphs:
         self._windows = list(dict.fromkeys(windows))
         self._count = count
         self._steps: dict[Any, _PaddedStep] = {}  # the least recently used first
-        self._memory: Any = None  # of all graphs; made with the first
+        self._memory: Any = None  # of all graphs; made with the first, like the stream that they are captured on
+        self._stream: torch.cuda.Stream | None = None
+        self._failures = 0
 
     def __call__(self, hidden: Tensor, plans: StepPlans, slots: Tensor, outputs: Tensor) -> Tensor:
         """The result of ``run`` for a batch of at most :data:`MOST_ROWS` rows, each of a sequence of its own. It is
@@ -76,13 +85,24 @@ class DecodeGraphs:
             step = _PaddedStep(self._run, rows, hidden, drafts)
             if len(self._steps) == _MOST_GRAPHS:
                 del self._steps[next(iter(self._steps))]
-        elif not step.captured:
-            if self._memory is None and hidden.device.type == "cuda":
-                self._memory = torch.cuda.graph_pool_handle()
-            step.capture(self._memory)
+        elif not step.captured and self._failures < _MOST_FAILURES:
+            self._capture(step, hidden.device)
         self._steps[key] = step
         result = step(hidden, plans.positions, slots, drafts)
         return result if len(outputs) == len(result) else result.index_select(0, outputs)
+
+    def _capture(self, step: _PaddedStep, device: torch.device) -> None:
+        if self._stream is None and device.type == "cuda":  # torch's own would be on the device that was first
+            self._stream, self._memory = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        try:
+            step.capture(self._memory, self._stream)
+        except RuntimeError as error:
+            self._failures += 1
+            given_up = self._failures == _MOST_FAILURES
+            logger.warning(
+                "a decoding step was not captured as a CUDA graph, so it costs the host a launch for each kernel%s: %s",
+                "; no other will be tried" if given_up else "", error,
+            )  # fmt: skip
 
 
 class _PaddedStep:
@@ -117,15 +137,24 @@ class _PaddedStep:
         assert self._result is not None
         return self._result[:count]
 
-    def capture(self, memory: Any) -> None:
-        """Capture the launches, if the device can, with ``memory`` for what they compute."""
+    def capture(self, memory: Any, stream: torch.cuda.Stream | None) -> None:
+        """Capture the launches on ``stream``, with ``memory`` for what they compute; without one, there are no graphs.
+
+        Raises:
+            RuntimeError: the device, a library or torch refuses; the step can be run as before.
+        """
+        if stream is not None:
+            graph = torch.cuda.CUDAGraph()
+            with (
+                WHOLE_DEVICE,
+                torch.cuda.stream(stream),  # is left for certain: the graph's context does not leave it if it fails
+                torch.inference_mode(False),  # torch makes tensors then that graphs of the whole process share
+                torch.cuda.graph(graph, pool=memory, stream=stream, capture_error_mode="thread_local"),
+                torch.inference_mode(),
+            ):
+                self._result = self._launch()
+            self._graph = graph
         self.captured = True
-        if self._hidden.device.type != "cuda":
-            return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):  # other threads copy meanwhile
-            self._result = self._launch()
-        self._graph = graph
 
     def _launch(self) -> Tensor:
         return self._run(self._hidden, self._plans, self._slots, self._outputs)

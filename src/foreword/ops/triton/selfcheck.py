@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+logger = logging.getLogger("foreword")
+
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of the largest value."""
 _HEADS, _KV_HEADS, _DIM, _BLOCK = 4, 2, 64, 16
@@ -54,13 +57,11 @@ _SPEC = AttentionSpec(_DIM**-0.5)
 def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
     """What :func:`check_kernels` finds wrong; None: nothing. That is remembered in ``directory`` for this GPU and these
     versions, as the first check of a machine waits for the kernels to be compiled."""
-    gpu = f"{torch.cuda.get_device_properties(device)}" if torch.device(device).type == "cuda" else "interpreter"
-    versions = f"foreword {__version__}, triton {triton.__version__}, torch {torch.__version__}"
-    key = hashlib.sha256(f"{gpu} {dtype} {versions}".encode()).hexdigest()[:16]
-    file = directory / f"gpu-kernels-checked-{key}"
-    if file.exists():
-        return None
     try:
+        file = directory / f"gpu-kernels-checked-{_key(device, dtype)}"
+        if file.exists():
+            return None
+        logger.info("checking the kernels on %s, once for this GPU and these versions: they are compiled now", device)
         check_kernels(device, dtype)
     except Exception as error:  # a driver's, a compiler's, whatever: the CPU is there
         return f"{type(error).__name__}: {error}"
@@ -68,6 +69,12 @@ def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
         directory.mkdir(parents=True, exist_ok=True)
         file.touch()
     return None
+
+
+def _key(device: str, dtype: torch.dtype) -> str:
+    gpu = f"{torch.cuda.get_device_properties(device)}" if torch.device(device).type == "cuda" else "interpreter"
+    versions = f"foreword {__version__}, triton {triton.__version__}, torch {torch.__version__}"
+    return hashlib.sha256(f"{gpu} {dtype} {versions}".encode()).hexdigest()[:16]
 
 
 def check_kernels(device: str, dtype: torch.dtype) -> None:
@@ -194,15 +201,18 @@ def _check_rows(ops: TritonOps, device: str) -> None:
 
 
 def _check_draws(ops: TritonOps, device: str) -> None:
-    """The most likely token, one of all, and one of the 50 most likely."""
-    logits = _randn(3, 5000)
+    """The most likely token, one of all, one of the 50 most likely, and one of those that have half of the weight."""
+    logits = _randn(4, 5000)
     weights = logits.double().softmax(-1)
     weights[2, weights[2] < weights[2].topk(50).values[-1]] = 0
-    points = [0.0, 0.6, 0.4]
+    likely, tokens = weights[3].sort(descending=True)
+    weights[3, tokens[likely.cumsum(0) - likely >= 0.5]] = 0
+    points = [0.0, 0.6, 0.4, 0.7]
     along = weights.cumsum(-1)
     expected = [int(torch.searchsorted(row, u * row[-1], right=True)) for row, u in zip(along, points, strict=True)]
     expected[0] = int(logits[0].argmax())
-    draws = [Draw(), Draw(temperature=1.0, u=points[1]), Draw(temperature=1.0, top_k=50, u=points[2])]
+    hows = Draw(), Draw(1.0), Draw(1.0, top_k=50), Draw(1.0, top_p=0.5)
+    draws = [how._replace(u=u) for how, u in zip(hows, points, strict=True)]
     if (found := ops.draw(logits.to(device), draws).tolist()) != expected:
         raise RuntimeError(f"tokens {found} were drawn instead of {expected}")
 

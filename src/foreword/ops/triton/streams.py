@@ -11,6 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+WHOLE_DEVICE = threading.Lock()
+"""Held by whoever captures a graph, waits for a whole device or gives torch's unused memory back to it. While launches
+are captured, the others are errors on any thread of the process; what the model's copies wait for is not."""
+
 
 class SideStreams:
     """A stream for each thread that works aside; none on a CPU, where what was called is done.

@@ -129,7 +129,6 @@ def test_what_device_auto_means(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (True, True, "avx2", None, "cpu"), (True, False, "auto", None, "cpu"), (False, True, "auto", None, "cpu"),
         (True, True, "auto", "norms: off by 7", "cpu"),
     ):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         monkeypatch.setattr(selfcheck, "find_fault", lambda *_, fault=fault: fault)
         monkeypatch.setattr(
@@ -142,11 +141,10 @@ def test_what_device_auto_means(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_gpu_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any) -> None:
     """With what is wrong, and how to take it all the same."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
     monkeypatch.setattr(selfcheck, "find_fault", lambda *_: "norms: off by 7")
     with caplog.at_level("WARNING", "foreword"):
         assert choose_device("auto", "auto", tmp_path) == "cpu"
-    assert "(Some GPU) do not pass their check: norms: off by 7; device='cuda' takes" in caplog.text
+    assert "for the GPU do not pass their check: norms: off by 7; device='cuda' takes" in caplog.text
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from foreword.ops.triton.attention import attend, tile_heights
 from foreword.ops.triton.graphs import DecodeGraphs, padded_rows
 from foreword.ops.triton.plan import PlanDraft, PlanSettings
 from foreword.ops.triton.step import StepPlans
+from foreword.ops.triton.streams import WHOLE_DEVICE
 
 from .pages import BLOCK, DEVICE, Pages
 
@@ -111,3 +114,79 @@ def test_graphs_that_were_not_used_go(monkeypatch: pytest.MonkeyPatch) -> None:
         layers.step(parts[:count])
     held = layers.graphs._steps
     assert [(key[0], step.captured) for key, step in held.items()] == [(1, True), (4, False)]
+
+
+def test_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Is said, and the step is right all the same; it is tried again, and given up at last."""
+    tried = []
+
+    def capture(step: Any, *_: Any) -> None:
+        tried.append(step)
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(graphs._PaddedStep, "capture", capture)
+    layers = Layers(Pages([50, 40]))
+    parts = [(0, 49, 50), (1, 39, 40)]
+    for _ in range(6):
+        assert (layers.step(parts).double() - layers.expected(parts)).abs().max() < 3e-6
+    assert len(tried) == 3
+    assert [record.getMessage().count("no other will be tried") for record in caplog.records] == [0, 0, 1]
+    assert all("planted" in record.getMessage() for record in caplog.records)
+
+
+class Device(list[str]):
+    """Doubles of torch's graphs and streams; ``fails``: what ends a capture."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.fails = False
+        self.entered: list[str] = []
+
+        class Graph:
+            def replay(_) -> None:
+                self.append("replay")
+
+        @contextmanager
+        def entered(name: str) -> Iterator[None]:
+            self.entered.append(name)
+            yield
+            self.entered.remove(name)
+
+        @contextmanager
+        def graph(_: Any, **options: Any) -> Iterator[None]:
+            assert options == {"pool": "pool", "stream": "stream", "capture_error_mode": "thread_local"}
+            assert self.entered == ["stream"]
+            assert WHOLE_DEVICE.locked()
+            assert not torch.is_inference_mode_enabled()
+            self.append("capture")
+            yield
+            assert not torch.is_inference_mode_enabled()
+            if self.fails:
+                raise RuntimeError("planted")
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "stream", entered)
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_order_of_calls(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is captured on its own stream, by one thread at a time, and is what runs from then on; whatever fails,
+    the stream and the lock are left."""
+    device = Device(monkeypatch)
+    device.fails = fails
+    modes = []
+
+    def run(hidden: Tensor, *_: Any) -> Tensor:
+        modes.append(torch.is_inference_mode_enabled())
+        return hidden
+
+    with torch.inference_mode():
+        step = graphs._PaddedStep(run, 2, torch.ones(2, 4), {})
+        with pytest.raises(RuntimeError, match="planted") if fails else nullcontext():
+            step.capture("pool", "stream")
+        step(torch.ones(2, 4), torch.ones(2), torch.ones(2), {})
+    assert step.captured is not fails
+    assert device == ["capture"] + ["replay"] * (not fails)
+    assert modes == [True] * (1 + fails)
+    assert not WHOLE_DEVICE.locked()

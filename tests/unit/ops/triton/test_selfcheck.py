@@ -14,11 +14,13 @@ from foreword.ops.triton.selfcheck import check_kernels, find_fault
 from .pages import DEVICE
 
 
-def test_kernels_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has passed is not run again, even if it would fail now."""
+def test_kernels_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What has passed is not run again, even if it would fail now; the wait for it is announced."""
+    caplog.set_level("INFO")
     assert find_fault(DEVICE, torch.float32, tmp_path) is None
     wrong_scale(monkeypatch)
     assert find_fault(DEVICE, torch.float32, tmp_path) is None
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [f"checking the kernels on {DEVICE}"]
 
 
 def test_a_fault_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +30,16 @@ def test_a_fault_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         fault = find_fault(DEVICE, torch.float32, tmp_path)
         assert fault is not None
         assert fault.startswith("TypeError: ")
+
+
+def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a child that was forked from a process which uses it."""
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    assert find_fault("cuda", torch.bfloat16, tmp_path) == "RuntimeError: planted"
 
 
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> None:
