@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from foreword.kv.pool import KVPool
     from foreword.kv.tiers import Lanes
 
+DEVICE = "cpu"
+"""What engines under test compute on, as pytest's ``--device`` says before tests are collected: "cpu", "cuda", or
+"interpreter", which is Triton's kernels without a GPU."""
+
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
 TINY_KV_ROWS = 2 * 2 * 2  # of a token: 2 layers, key and value, 2 heads
@@ -68,6 +72,24 @@ def save_byte_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(options))
 
 
+def on_device(options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` for an engine on the device under test; on a GPU Triton's kernels stand for those of the CPU.
+
+    Options that name a device stay as they are.
+    """
+    if DEVICE == "cpu" or "device" in options:
+        return options
+    device = "cuda" if DEVICE == "cuda" else "cpu"
+    return {**options, "device": device, "kernels": "triton", "deterministic": True}
+
+
+def kernels_under_test() -> list[str]:
+    """On the CPU torch's operations and all native kernels that this machine runs, the best first; else Triton's."""
+    from foreword.ops.cpu.native.library import available
+
+    return ["torch", *available()] if DEVICE == "cpu" else ["triton"]
+
+
 def native_kernels() -> list[Any]:
     """Parameters: every set of native kernels that this machine runs; one that is skipped, visibly, without any."""
     import pytest
@@ -89,6 +111,11 @@ def compute_paths(kernels: list[Any]) -> list[Any]:
         "int4": {"dtype": "float32", "quantization": "int4"},
         "int8-KV": {"dtype": "float32", "quantization": None, "kv_cache_dtype": "int8"},
     }
+    if DEVICE != "cpu":
+        schemes["fp8-KV"] = {"dtype": "bfloat16", "quantization": None, "kv_cache_dtype": "fp8"}
+    if DEVICE == "interpreter":  # which is wrong in bfloat16
+        del schemes["bfloat16"]
+        schemes = {scheme: {**options, "dtype": "float32"} for scheme, options in schemes.items()}
     return [
         pytest.param({"kernels": name, **options}, id=f"{name}-{scheme}")
         for name in kernels
@@ -165,7 +192,7 @@ def recorded(engine: Engine) -> Iterator[Rows]:
                 place = (*key, len(sequence.token_ids))
                 assert place not in seen, f"{place} was sampled twice"
                 seen.add(place)
-                rows.setdefault(key, []).append(row.clone())
+                rows.setdefault(key, []).append(row.to("cpu", copy=True))
         return original(sequences, logits)
 
     runner._sample = sample  # type: ignore[method-assign]
