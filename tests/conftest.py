@@ -35,9 +35,11 @@ ON_A_GPU = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    from support import DEVICES
+
     parser.addoption(
         "--device",
-        choices=["cpu", "cuda", "interpreter"],
+        choices=DEVICES,
         default="cpu",
         help="what engines compute on: the CPU; a GPU, with the tests that mean something there; or, with the same "
         "tests, Triton's interpreter, which is slow",
@@ -45,22 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before anything imports torch or Triton, which look at the environment then. Without ``--device cuda`` a GPU is
-    hidden, so that the tests are the same on every machine."""
-    import support
+    from support import use_device
 
-    support.DEVICE = config.getoption("--device")
-    if support.DEVICE == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise pytest.UsageError("--device cuda: torch finds no GPU")
-        return
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
-    if support.DEVICE == "interpreter":
-        from interpreter import prepare
-
-        prepare()
+    try:
+        use_device(config.getoption("--device"))
+    except RuntimeError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -83,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def need_model(model: str) -> None:
-    """The default model is there, or can be fetched; on a GPU machine without a network only if it lies there."""
+    """Skip where the default model cannot run, or is missing on a GPU machine, which may have no network."""
     from foreword.model.source import known_models
     from support import DEVICE
 

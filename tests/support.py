@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from foreword.kv.pool import KVPool
     from foreword.kv.tiers import Lanes
 
+DEVICES = ("cpu", "cuda", "interpreter")
 DEVICE = "cpu"
-"""What engines under test compute on, as pytest's ``--device`` says before tests are collected: "cpu", "cuda", or
-"interpreter", which is Triton's kernels without a GPU."""
+"""What engines under test compute on: one of :data:`DEVICES`, the last being Triton's kernels without a GPU. Settled
+by ``--device`` before tests are collected."""
 
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
@@ -70,6 +72,28 @@ def save_byte_tokenizer(directory: Path) -> None:
     )
     options = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True, "chat_template": template}
     (directory / "tokenizer_config.json").write_text(json.dumps(options))
+
+
+def use_device(device: str) -> None:
+    """Let engines under test compute on ``device``, before torch and Triton are imported, which look at the environment
+    then. A GPU that is not wanted is hidden, so that tests on the CPU are the same on every machine.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    global DEVICE
+    DEVICE = device
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("--device cuda: torch finds no GPU")
+        return
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    if device == "interpreter":
+        from interpreter import prepare
+
+        prepare()
 
 
 def on_device(options: dict[str, Any]) -> dict[str, Any]:
