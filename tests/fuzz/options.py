@@ -55,7 +55,7 @@ class Path:
     @property
     def cost(self) -> int:
         """About how much longer than the fastest path's a step takes."""
-        return 10 if self.kernels == "torch" else 1
+        return 20 if support.DEVICE == "interpreter" else 10 if self.kernels == "torch" else 1
 
     def options(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
