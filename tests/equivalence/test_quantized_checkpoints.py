@@ -61,6 +61,7 @@ def test_without_quantization_the_values_are_those_of_the_checkpoint(
     assert_same_bits(found, expected)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", [name for name in FOUR_BITS if name != "gptq desc_act"])
 def test_four_bits_stay_four_bits(
