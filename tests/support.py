@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from foreword import Engine, EngineStats
     from foreword.kv.pool import KVPool
     from foreword.kv.tiers import Lanes
+
+DEVICES = ("cpu", "cuda", "interpreter")
+DEVICE = "cpu"
+"""What engines under test compute on: one of :data:`DEVICES`, the last being Triton's kernels without a GPU. Settled
+by ``--device`` before tests are collected."""
 
 TINY_BOS, TINY_EOS = 256, 257
 TINY_VOCAB = 260
@@ -68,6 +74,46 @@ def save_byte_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(options))
 
 
+def use_device(device: str) -> None:
+    """Let engines under test compute on ``device``, before torch and Triton are imported, which look at the environment
+    then. A GPU that is not wanted is hidden, so that tests on the CPU are the same on every machine.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    global DEVICE
+    DEVICE = device
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("--device cuda: torch finds no GPU")
+        return
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    if device == "interpreter":
+        from interpreter import prepare
+
+        prepare()
+
+
+def on_device(options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` for an engine on the device under test; on a GPU Triton's kernels stand for those of the CPU.
+
+    Options that name a device stay as they are.
+    """
+    if DEVICE == "cpu" or "device" in options:
+        return options
+    device = "cuda" if DEVICE == "cuda" else "cpu"
+    return {**options, "device": device, "kernels": "triton", "deterministic": True}
+
+
+def kernels_under_test() -> list[str]:
+    """On the CPU torch's operations and all native kernels that this machine runs, the best first; else Triton's."""
+    from foreword.ops.cpu.native.library import available
+
+    return ["torch", *available()] if DEVICE == "cpu" else ["triton"]
+
+
 def native_kernels() -> list[Any]:
     """Parameters: every set of native kernels that this machine runs; one that is skipped, visibly, without any."""
     import pytest
@@ -89,6 +135,11 @@ def compute_paths(kernels: list[Any]) -> list[Any]:
         "int4": {"dtype": "float32", "quantization": "int4"},
         "int8-KV": {"dtype": "float32", "quantization": None, "kv_cache_dtype": "int8"},
     }
+    if DEVICE != "cpu":
+        schemes["fp8-KV"] = {"dtype": "bfloat16", "quantization": None, "kv_cache_dtype": "fp8"}
+    if DEVICE == "interpreter":  # which is wrong in bfloat16
+        del schemes["bfloat16"]
+        schemes = {scheme: {**options, "dtype": "float32"} for scheme, options in schemes.items()}
     return [
         pytest.param({"kernels": name, **options}, id=f"{name}-{scheme}")
         for name in kernels
@@ -165,7 +216,7 @@ def recorded(engine: Engine) -> Iterator[Rows]:
                 place = (*key, len(sequence.token_ids))
                 assert place not in seen, f"{place} was sampled twice"
                 seen.add(place)
-                rows.setdefault(key, []).append(row.clone())
+                rows.setdefault(key, []).append(row.to("cpu", copy=True))
         return original(sequences, logits)
 
     runner._sample = sample  # type: ignore[method-assign]

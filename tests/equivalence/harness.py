@@ -17,19 +17,24 @@ from foreword.model.inputs import ForwardBatch
 from foreword.model.load import load_model
 from foreword.ops import create_ops
 from foreword.ops.protocol import AttentionSequence, Quantization, SlotRun
-from support import fill_with_nan
+from support import DEVICE, fill_with_nan
 
 BLOCK = 16
 
 
 def load(
     directory: Path, dtype: torch.dtype, kernels: str = "auto", quantization: Quantization | None = None,
-    num_threads: int | None = None,
+    num_threads: int | None = None, deterministic: bool = False,
 ) -> Decoder:  # fmt: skip
-    """The checkpoint in ``directory`` on the CPU, computing on ``num_threads``, or as many as torch uses."""
-    ops = create_ops("cpu", dtype, kernels, quantized=quantization is not None, num_threads=num_threads)
+    """The checkpoint in ``directory``, on the CPU computing on ``num_threads``, or as many as torch uses; with Triton's
+    kernels on a GPU if there is one, and only then not always ``deterministic``."""
+    device = "cuda" if kernels == "triton" and DEVICE == "cuda" else "cpu"
+    ops = create_ops(
+        device, dtype, kernels, quantized=quantization is not None, num_threads=num_threads, block_size=BLOCK,
+        deterministic=deterministic,
+    )  # fmt: skip
     config = ModelConfig.from_directory(directory)
-    return load_model(directory, config, dtype=dtype, ops=ops, quantization=quantization)
+    return load_model(directory, config, dtype=dtype, ops=ops, quantization=quantization, device=device)
 
 
 @dataclass
@@ -60,6 +65,7 @@ class Bench:
     decoder: Decoder
     num_blocks: int = 128
     kv_dtype: torch.dtype | None = None  # None: the decoder's
+    device: torch.device = field(init=False)
     pool: KVPool = field(init=False)
     free: list[int] = field(init=False)
 
@@ -68,7 +74,8 @@ class Bench:
         geometry = KVGeometry(
             config.num_layers, config.num_kv_heads, config.head_dim, self.kv_dtype or self.decoder.ops.dtype
         )
-        self.pool = KVPool(geometry, self.num_blocks, BLOCK)
+        self.device = self.decoder._final_norm.device
+        self.pool = KVPool(geometry, self.num_blocks, BLOCK, str(self.device))
         fill_with_nan(self.pool)
         self.free = list(range(self.num_blocks))
 
@@ -84,8 +91,8 @@ class Bench:
     def step(
         self, parts: Iterable[tuple[Tracked, Sequence[int]]], outputs: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """One forward pass over new tokens of several sequences; per part the logits ``[tokens, vocab]``. Given
-        ``outputs``, only those of these rows of the batch, ``[outputs, vocab]``."""
+        """One forward pass over new tokens of several sequences; per part the logits ``[tokens, vocab]``, on the
+        host. Given ``outputs``, only those of these rows of the batch, ``[outputs, vocab]``."""
         ids, positions, slots, attention = [], [], [], []
         for sequence, tokens in parts:
             begin, end = sequence.computed, sequence.computed + len(tokens)
@@ -97,14 +104,13 @@ class Bench:
         ops = self.decoder.ops
         rows = ops.pad_rows(len(ids))
         padding = [0] * (rows - len(ids))
-        batch = ForwardBatch(
-            torch.tensor(ids + padding, dtype=torch.int32),
-            torch.tensor(positions + padding, dtype=torch.int32),
-            torch.tensor(slots, dtype=torch.int32),
-            ops.plan_attention(attention),
-            torch.tensor(list(range(len(ids)) if outputs is None else outputs), dtype=torch.int32),
+        wanted = list(range(len(ids)) if outputs is None else outputs)
+        tokens_in, placed, slot_mapping, rows_out = (
+            torch.tensor(each, dtype=torch.int32, device=self.device)
+            for each in (ids + padding, positions + padding, slots, wanted)
         )
-        logits = self.decoder.logits(self.decoder.forward(batch, self.pool.layers))
+        batch = ForwardBatch(tokens_in, placed, slot_mapping, ops.plan_attention(attention), rows_out)
+        logits = self.decoder.logits(self.decoder.forward(batch, self.pool.layers)).cpu()
         if outputs is not None:
             return [logits]
         return list(logits.split([sequence.query_len for sequence in attention]))

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from equivalence.harness import Bench, load
-from foreword.ops.cpu.native.library import available
-from support import compute_paths, soaking
+from support import DEVICE, compute_paths, kernels_under_test, soaking
 
-PROMPT = 270  # more than two attention tiles
+PROMPT = 30 if DEVICE == "interpreter" else 270  # more than two attention tiles
 DECODE = 6
 TOLERANCE = 1e-4
 
@@ -97,9 +96,10 @@ CASES = [
     ),
 ]
 IDS = [case.name for case in CASES]
-KERNELS = ["torch", *available()]
+KERNELS = kernels_under_test()
 BEST = KERNELS[:2]
-"""The torch operations and the best native kernels."""
+"""The torch operations and the best native kernels; or Triton's."""
+KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @pytest.fixture(autouse=True)
@@ -172,8 +172,8 @@ def test_logits_equal_those_of_transformers(case: Case, checkpoint: Callable[[Ca
 
 
 def bench_of(directory: Path, path: dict[str, Any], num_blocks: int = 128) -> Bench:
-    decoder = load(directory, getattr(torch, path["dtype"]), path["kernels"], path["quantization"])
-    return Bench(decoder, num_blocks, torch.int8 if path.get("kv_cache_dtype") == "int8" else None)
+    decoder = load(directory, getattr(torch, path["dtype"]), path["kernels"], path["quantization"], deterministic=True)
+    return Bench(decoder, num_blocks, KV_DTYPES.get(path.get("kv_cache_dtype", "auto")))
 
 
 def is_quick(path: str) -> bool:

@@ -10,19 +10,31 @@ from typing import Any
 import pytest
 
 from foreword import Engine
-from foreword.ops.cpu.native.library import available
-from support import assert_idle, assert_same_bits, cold, compute_paths, generate_recorded, random_ids, soaking
+from support import (
+    DEVICE,
+    assert_idle,
+    assert_same_bits,
+    cold,
+    compute_paths,
+    generate_recorded,
+    kernels_under_test,
+    random_ids,
+    soaking,
+)
 
 Options = dict[str, Any]
 TinyEngine = Callable[..., Engine]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 LENGTHS = [1, 2, 5, 15, 16, 17, 31, 33, 64, 100, 127, 128, 129, 200, 257]
+if DEVICE == "interpreter":
+    LENGTHS = [1, 17, 33]
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate(LENGTHS)]
 
-PATHS = compute_paths(["torch", *available()])
+KERNELS = kernels_under_test()
+PATHS = compute_paths(KERNELS)
 FEWER = [path for path in PATHS if path.id not in ("torch-bfloat16", "torch-int4")]
 """Quantised weights are plain bfloat16 or float32 ones to the torch operations, which take the most time here."""
-BEST = available()[0] if available() else "torch"
+BEST = KERNELS[:2][-1]
 
 
 def is_quick(name: str) -> bool:
@@ -68,12 +80,13 @@ def reference(request: pytest.FixtureRequest, tiny: TinyEngine) -> tuple[Options
 
 def block_sizes(path: Options, *sizes: int) -> list[int]:
     """Those of ``sizes`` that the kernels know."""
-    return [size for size in sizes if path["kernels"] == "torch" or size % 16 == 0]
+    return [size for size in sizes if path["kernels"] in ("torch", "triton") or size % 16 == 0]
 
 
+@pytest.mark.cpu
 def test_every_path_is_covered() -> None:
     """The native kernels found here are all tested, with plain, 8-bit and 4-bit weights and 8-bit KV; and torch is."""
-    assert len(FEWER) == 5 * len(available()) + 3
+    assert len(FEWER) == 5 * len(KERNELS[1:]) + 3
 
 
 @pytest.mark.parametrize(("reference", "budget"), CHUNKED, indirect=["reference"], scope="module")

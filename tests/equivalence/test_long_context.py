@@ -20,6 +20,7 @@ from support import (
     tiny_token_bytes,
 )
 
+pytestmark = pytest.mark.cpu  # in a GPU's host tier nothing lives
 NewEngine = Callable[..., Engine]
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 POOL = 12  # blocks of 16 tokens

@@ -11,12 +11,12 @@ import torch
 
 from foreword import Engine
 from quantized_checkpoints import CONFIGS, save_quantized
-from support import assert_same_bits, generate_recorded, native_kernels, random_ids, tiny_options
+from support import DEVICE, assert_same_bits, generate_recorded, native_kernels, on_device, random_ids, tiny_options
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
 PROMPTS = [random_ids(seed, length) for seed, length in enumerate((3, 40))]
 FOUR_BITS = [name for name in CONFIGS if "bits" in CONFIGS[name]]
-KERNELS = native_kernels()[:1]
+KERNELS = native_kernels()[:1] if DEVICE == "cpu" else ["triton"]
 Results = list[tuple[list[int], torch.Tensor]]
 
 
@@ -39,7 +39,7 @@ def engine() -> Iterator[Callable[..., Engine]]:
     made: list[Engine] = []
 
     def make(directory: Path, **options: Any) -> Engine:
-        made.append(Engine(str(directory), **tiny_options(num_threads=1, **options)))
+        made.append(Engine(str(directory), **on_device(tiny_options(num_threads=1, **options))))
         return made[-1]
 
     yield make
@@ -61,6 +61,7 @@ def test_without_quantization_the_values_are_those_of_the_checkpoint(
     assert_same_bits(found, expected)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", [name for name in FOUR_BITS if name != "gptq desc_act"])
 def test_four_bits_stay_four_bits(
@@ -74,6 +75,7 @@ def test_four_bits_stay_four_bits(
     assert_same_bits(results(found), results(expected))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", ["awq", "gptq desc_act", "fp8"])
 def test_eight_bits_that_are_asked_for_or_needed(
@@ -87,6 +89,7 @@ def test_eight_bits_that_are_asked_for_or_needed(
     assert_same_bits(results(found), results(engine(directory / "values", kernels=kernels, quantization="int8")))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", ["awq", "fp8 channels"])
 def test_the_default_takes_what_is_stored(

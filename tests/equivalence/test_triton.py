@@ -55,7 +55,7 @@ class RoundingOps(CpuOps):
 
 def on_the_cpu(model: Path, prompts: list[list[int]], storage: dict[str, Any]) -> Rows:
     """The same storage of weights and KV with torch's operations."""
-    options = {"quantization": None, "kernels": "torch", **storage}
+    options = {"quantization": None, "kernels": "torch", "device": "cpu", **storage}
     with pytest.MonkeyPatch.context() as patch:
         if options.get("kv_cache_dtype") == "fp8":
             del options["kv_cache_dtype"]
@@ -72,7 +72,7 @@ def assert_close(rows: Rows, expected: Rows, bound: float) -> None:
 
 def test_results_are_those_of_the_cpu(results: dict[str, Rows], tiny: Callable[..., Engine]) -> None:
     """The same greedy tokens, and logits that differ by the rounding of float32."""
-    expected = cold(tiny(kernels="torch"), [*PROMPTS, FORKED], **GREEDY)
+    expected = cold(tiny(kernels="torch", device="cpu"), [*PROMPTS, FORKED], **GREEDY)
     assert_close(results["alone"], expected, CLOSE["float32"])
 
 
@@ -98,7 +98,7 @@ def test_the_same_bits_from_the_host_tier(results: dict[str, Rows]) -> None:
 def test_results_of_a_quantized_checkpoint(results: dict[str, Rows], tiny_dir: Path, tmp_path: Path) -> None:
     """Multiplied as they are, its numbers stand for the same."""
     stored = save_quantized(tiny_dir, tmp_path, CHECKPOINT) / "stored"
-    with Engine(str(stored), **tiny_options(kernels="torch", quantization="int4")) as engine:
+    with Engine(str(stored), **tiny_options(kernels="torch", quantization="int4", device="cpu")) as engine:
         assert_close(results[CHECKPOINT], cold(engine, PROMPTS[:2], **GREEDY), CLOSE["float32"])
 
 

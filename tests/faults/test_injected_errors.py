@@ -12,11 +12,19 @@ import torch
 
 from foreword import Engine, RequestFailedError
 from foreword.engine.request_state import RequestState
-from foreword.ops.cpu.native.library import available
 from foreword.text.assistant import AssistantParser
 from foreword.text.conversation import Rendered
 from foreword.text.detokenizer import IncrementalDetokenizer
-from support import assert_idle, assert_same_bits, cold, compute_paths, fill_with_nan, generate_recorded, random_ids
+from support import (
+    assert_idle,
+    assert_same_bits,
+    cold,
+    compute_paths,
+    fill_with_nan,
+    generate_recorded,
+    kernels_under_test,
+    random_ids,
+)
 
 from .injection import InjectedError, replaced
 
@@ -182,7 +190,7 @@ def test_infinite_logits_fail_too(tiny: TinyEngine, value: float, temperature: f
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("path", compute_paths(["torch", *available()]))
+@pytest.mark.parametrize("path", compute_paths(kernels_under_test()))
 def test_nan_in_foreign_kv_reaches_nobody(new_tiny: TinyEngine, path: dict[str, Any]) -> None:
     """A pool full of NaN, as a failed neighbour would leave it: nobody reads a slot that is not its own."""
     block_size = 4 if path["kernels"] == "torch" else 16

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `from support import ...`
 os.environ.setdefault("FOREWORD_HOME", str(Path(__file__).parents[2] / ".cache" / "foreword"))
 
-from support import save_tiny_llama
+from support import DEVICES, save_tiny_llama, use_device
 
 from .driver import Failure, Plan, Summary, World, fuzz, make_plan, resident_bytes, shrink
 
@@ -22,9 +22,11 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epoch", type=int, help="run this epoch only, and print its operations")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="what engines compute on")
     parser.add_argument("--shrink", type=float, default=60.0, metavar="SECONDS", help="for leaving out operations")
     parser.add_argument("--keep-going", action="store_true", help="do not end with the first failure")
     arguments = parser.parse_args()
+    use_device(arguments.device)
     with tempfile.TemporaryDirectory() as directory:
         world = World(save_tiny_llama(Path(directory)))
         try:

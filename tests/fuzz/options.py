@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+import support
 from foreword import NodeStats
 from foreword.kv.disk.format import header_bytes
 from foreword.ops.cpu.native.library import available
-from support import tiny_options, tiny_token_bytes
+from support import on_device, tiny_options, tiny_token_bytes
 
 
 class Backwards:
@@ -49,12 +50,12 @@ class Path:
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        return (2, 4, 8, 16) if self.kernels == "torch" else (16, 16, 16, 32)
+        return (2, 4, 8, 16) if self.kernels in ("torch", "triton") else (16, 16, 16, 32)
 
     @property
     def cost(self) -> int:
         """About how much longer than the fastest path's a step takes."""
-        return 10 if self.kernels == "torch" else 1
+        return 20 if support.DEVICE == "interpreter" else 10 if self.kernels == "torch" else 1
 
     def options(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -62,6 +63,10 @@ class Path:
 
 def paths() -> list[Path]:
     """The paths of this machine, each as often as it is to be chosen: the quick ones more often."""
+    if support.DEVICE != "cpu":
+        triton = [Path("triton", "float32"), Path("triton", "float32", "int4", "int8")]
+        wide = [Path("triton", "bfloat16")] * 4 + [Path("triton", "bfloat16", "int8", "fp8")]
+        return triton if support.DEVICE == "interpreter" else triton + wide
     torch = [Path("torch", "float32"), Path("torch", "bfloat16")]
     native = list(available())
     if not native:
@@ -98,6 +103,8 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 def draw_options(rng: random.Random, path: Path) -> dict[str, Any]:
     """Options of one engine, ``block_size`` and those of ``path`` among them."""
     chosen = {name: rng.choice(values) for name, values in OPTIONS.items()}
+    if support.DEVICE == "cuda":
+        chosen["own_memory"] = True
     return {"block_size": rng.choice(path.block_sizes), **chosen, **path.options()}
 
 
@@ -112,4 +119,4 @@ def engine_options(chosen: dict[str, Any], directory: FilePath | None) -> dict[s
     options["max_pinned_memory"] = None if pinned is None else pinned * block_bytes
     if directory is not None:
         options |= {"cache_dir": directory, "max_disk_cache": stored * (header_bytes(1, size) + block_bytes)}
-    return tiny_options(blocks=blocks // size, **options)
+    return on_device(tiny_options(blocks=blocks // size, **options))

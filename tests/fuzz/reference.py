@@ -9,7 +9,7 @@ from typing import Any
 from foreword import Engine, RequestOutput
 from foreword.core.sampling import SamplingParams
 from foreword.text.conversation import ChatOptions, Rendered
-from support import tiny_options
+from support import on_device, tiny_options
 
 from .cases import Case
 from .chats import Turn
@@ -120,5 +120,5 @@ class Reference:
     def _engine(self, path: Path) -> Engine:
         if path not in self._engines:
             options = tiny_options(blocks=64, enable_prefix_caching=False, num_threads=1, **path.options())
-            self._engines[path] = Engine(self._model, **options)
+            self._engines[path] = Engine(self._model, **on_device(options))
         return self._engines[path]

@@ -11,9 +11,7 @@ from equivalence.harness import Bench, load
 from equivalence.test_architectures import CASES, IDS, random_model
 from foreword.ops.triton.backend import TritonOps
 from foreword.ops.triton.layers import TritonLayers
-from foreword.ops.triton.numeric import INTERPRETED
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the harness has its pool on the CPU")
 LENGTH = 40
 TOLERANCE = 1e-4
 
