@@ -85,7 +85,7 @@ def build(config: EngineConfig) -> EngineParts:
         load_model, source.directory, model_config, dtype=dtype, ops=ops, quantization=quantization,
         as_stored=as_stored, device=device,
     )  # fmt: skip
-    model = memory.load(load, _weight_bytes(source.directory, dtype, quantization, ops, device))
+    model = memory.load(load, _weight_bytes(source.directory, dtype, quantization, as_stored, ops, device))
     ops.calibrate(model.shape, kv_dtype, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
     tokens_per_step = config.max_num_batched_tokens or max(
@@ -112,7 +112,8 @@ def build(config: EngineConfig) -> EngineParts:
     computed = str(dtype).removeprefix("torch.")
     kept = computed if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     weights = stored.method if stored is not None and as_stored else quantization or computed
-    backend = f"{ops.name} kernels, {weights} weights, {kept} KV, {ops.num_threads} threads"
+    place = device if has_own_memory(device) else f"{ops.num_threads} threads"
+    backend = f"{ops.name} kernels, {weights} weights, {kept} KV, {place}"
     logger.info(
         "%s on %s with %s: %d KV blocks of %d tokens (%.2f GB)",
         source.name, device, backend, num_blocks, config.block_size,
@@ -196,9 +197,11 @@ def _kv_dtype(config: EngineConfig, kernels: str, dtype: torch.dtype) -> torch.d
     return {"auto": dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[config.kv_cache_dtype]
 
 
-def _weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantization | None, ops: Ops, device: str) -> int:
+def _weight_bytes(
+    directory: Path, dtype: torch.dtype, quantization: Quantization | None, as_stored: bool, ops: Ops, device: str
+) -> int:
     """What the weights take besides the pages of their files."""
-    sizes = weight_bytes(directory, dtype, quantization)
+    sizes = weight_bytes(directory, dtype, quantization, as_stored)
     if has_own_memory(device):
         return sum(sizes)
     return 0 if ops.name == "torch" else sizes.linear

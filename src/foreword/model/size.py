@@ -29,8 +29,13 @@ class WeightBytes(NamedTuple):
     other: int
 
 
-def weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantization | None) -> WeightBytes:
+def weight_bytes(
+    directory: Path, dtype: torch.dtype, quantization: Quantization | None, as_stored: bool = True
+) -> WeightBytes:
     """An estimate for the checkpoint in ``directory``, with what is not quantised in ``dtype``.
+
+    Args:
+        as_stored: what the checkpoint has in fewer bits stays so; else it becomes numbers like the others.
 
     Raises:
         ModelLoadError: a file is missing or unreadable.
@@ -47,7 +52,12 @@ def weight_bytes(directory: Path, dtype: torch.dtype, quantization: Quantization
                 embedding = math.prod(shape)
                 other += embedding * dtype.itemsize
             elif len(shape) == 2:
-                linear += _size(stored, shape, dtype, head if name == "lm_head.weight" else quantization)
+                wanted = head if name == "lm_head.weight" else quantization
+                linear += (
+                    _size(stored, shape, dtype, wanted)
+                    if as_stored
+                    else _size_of_values(name, stored, shape, dtype, wanted)
+                )
             else:
                 other += _size(stored, shape, dtype, None)
     if head and "lm_head.weight" not in names:  # it is made from the embedding
@@ -62,6 +72,17 @@ def _size(stored: str, shape: list[int], dtype: torch.dtype, quantization: Quant
     if quantization is None or shape[-1] % GROUP:
         return count * dtype.itemsize
     return count // GROUP * BLOCK_BYTES[quantization]
+
+
+def _size_of_values(
+    name: str, stored: str, shape: list[int], dtype: torch.dtype, quantization: Quantization | None
+) -> int:
+    """Of the numbers that a tensor stands for, eight to a word of a 4-bit weight."""
+    if name.endswith(".qweight"):
+        shape = [shape[0], 8 * shape[1]]
+    elif stored not in ("F8_E4M3", *_CONVERTED):
+        return 0
+    return _size("F16", shape, dtype, quantization)
 
 
 def _tensors(file: Path) -> list[tuple[str, str, list[int]]]:

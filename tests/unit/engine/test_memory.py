@@ -16,6 +16,7 @@ from foreword.engine.memory import DeviceMemory, GPUProbe, MainMemory, Room
 from foreword.model.load import load_model
 from foreword.model.size import weight_bytes
 from foreword.scheduling.plan import StepPlan
+from quantized_checkpoints import save_quantized
 from support import tiny_options, tiny_token_bytes
 
 GB = 10**9
@@ -143,6 +144,17 @@ def test_the_weights_of_a_checkpoint(tiny_dir: Path) -> None:
     assert weight_bytes(tiny_dir, torch.bfloat16, None) == (2 * (matrices + head), 2 * rest)
     assert weight_bytes(tiny_dir, torch.float32, "int8") == ((matrices + head) * 34 // 32, 4 * rest)
     assert weight_bytes(tiny_dir, torch.float32, "int4") == (matrices * 20 // 32 + head * 34 // 32, 4 * rest)
+
+
+@pytest.mark.parametrize("layout", ["awq", "gptq desc_act", "fp8"])
+def test_size_of_quantised_weights(layout: str, tiny_dir: Path, tmp_path: Path) -> None:
+    """As they are they take a part; as numbers as much as those of a plain checkpoint."""
+    stored = save_quantized(tiny_dir, tmp_path, layout)
+    kept, plain = (weight_bytes(stored / name, torch.float32, None) for name in ("stored", "values"))
+    assert kept.linear < plain.linear / 2
+    for scheme in (None, "int8"):
+        sizes = [weight_bytes(stored / name, torch.float32, scheme, as_stored=False) for name in ("stored", "values")]
+        assert sizes[0].linear == sizes[1].linear
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -257,6 +257,7 @@ def attention_options(
         "FIELDS": ITEM_FIELDS,
         "num_warps": 8 if crowded or twice else 4,
         "num_stages": 3 if row_bytes <= 512 else 2,
+        "enable_fp_fusion": not split,  # or a product and a sum might be rounded once here and twice there
     }
 
 

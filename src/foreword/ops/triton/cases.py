@@ -36,6 +36,7 @@ class Case:
     constants: dict[str, Any]
     num_warps: int
     num_stages: int
+    fp_fusion: bool = True
 
     @property
     def aligned(self) -> list[str]:

@@ -73,7 +73,7 @@ def attention_case(
     """A launch of :func:`foreword.ops.triton.attention.attention_kernel`."""
     layout = KVFormat(form, head_dim + (SCALE_BYTES if form == "int8" else 0))
     options = attention_options(dtype, layout, head_dim, rows, split=split, native_fp8=arch >= 89)
-    warps, stages = options.pop("num_warps"), options.pop("num_stages")
+    warps, stages, fusion = (options.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion"))
     pool, factors = _pool_types(dtype, form)
     types = dict.fromkeys(("items", "rows", "table"), "*i32")
     types |= dict.fromkeys(("part_values", "part_stats", "slopes"), "*fp32")
@@ -84,7 +84,7 @@ def attention_case(
     constants = {"NUM_HEADS": 8 * group, "GROUP": group, "PAGE": 16, **flags, **options}
     extras = "".join(f" {name.lower()}" for name, on in flags.items() if on)
     name = f"attention {ELEMENTS[dtype]} {form} {head_dim} x{group} rows {rows}{' split' if split else ''}{extras}"
-    return Case(name, attention.attention_kernel, types, constants, warps, stages)
+    return Case(name, attention.attention_kernel, types, constants, warps, stages, fusion)
 
 
 def merge_case(dtype: torch.dtype, head_dim: int) -> Case:
@@ -171,7 +171,7 @@ def compile_case(case: Case, arch: int) -> Usage:
     signature = {name: "constexpr" if name in case.constants else case.types[name] for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in case.aligned}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=attributes)
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": case.fp_fusion}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     return _usage(compiled.asm["cubin"], compiled.metadata.shared)
 
