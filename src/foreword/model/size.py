@@ -77,10 +77,10 @@ def _size(stored: str, shape: list[int], dtype: torch.dtype, quantization: Quant
 def _size_of_values(
     name: str, stored: str, shape: list[int], dtype: torch.dtype, quantization: Quantization | None
 ) -> int:
-    """Of the numbers that a tensor stands for, eight to a word of a 4-bit weight."""
+    """Of the numbers that a tensor stands for; a word of a 4-bit weight has eight."""
     if name.endswith(".qweight"):
         shape = [shape[0], 8 * shape[1]]
-    elif stored not in ("F8_E4M3", *_CONVERTED):
+    elif not name.endswith(".weight"):  # scales and zero points
         return 0
     return _size("F16", shape, dtype, quantization)
 
