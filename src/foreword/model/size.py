@@ -54,9 +54,7 @@ def weight_bytes(
             elif len(shape) == 2:
                 wanted = head if name == "lm_head.weight" else quantization
                 linear += (
-                    _size(stored, shape, dtype, wanted)
-                    if as_stored
-                    else _size_of_values(name, stored, shape, dtype, wanted)
+                    _size(stored, shape, dtype, wanted) if as_stored else _size_of_values(name, shape, dtype, wanted)
                 )
             else:
                 other += _size(stored, shape, dtype, None)
@@ -74,9 +72,7 @@ def _size(stored: str, shape: list[int], dtype: torch.dtype, quantization: Quant
     return count // GROUP * BLOCK_BYTES[quantization]
 
 
-def _size_of_values(
-    name: str, stored: str, shape: list[int], dtype: torch.dtype, quantization: Quantization | None
-) -> int:
+def _size_of_values(name: str, shape: list[int], dtype: torch.dtype, quantization: Quantization | None) -> int:
     """Of the numbers that a tensor stands for; a word of a 4-bit weight has eight."""
     if name.endswith(".qweight"):
         shape = [shape[0], 8 * shape[1]]
