@@ -124,6 +124,8 @@ def test_a_pool_without_a_block_is_refused(tiny_dir: Path) -> None:
         Engine(str(tiny_dir), dtype="float32", kv_cache_memory=100)
     with pytest.raises(ValueError, match=r"kv_cache_memory=\d+ .*hand out so much"):
         Engine(str(tiny_dir), dtype="float32", kv_cache_memory=10**17)
+    with pytest.raises(ValueError, match=r"kv_cache_memory=\d+ .*hand out so much"):
+        Engine(str(tiny_dir), dtype="float32", kv_cache_memory=10**30)
 
 
 @contextmanager

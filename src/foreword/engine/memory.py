@@ -253,7 +253,7 @@ def _container_memory(unlimited: int, group: Path = Path("/sys/fs/cgroup")) -> i
         files = sum(int(stat[name]) for name in ("active_file", "inactive_file"))  # make room when it is needed
     except (OSError, ValueError, KeyError):  # no such file, or "max"
         return unlimited
-    return most - max(0, used - files)
+    return max(0, most - max(0, used - files))  # one that was lowered may be exceeded
 
 
 def _gb(size: int) -> str:

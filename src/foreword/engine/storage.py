@@ -71,7 +71,7 @@ def _pool(
     """``option`` asked for its size."""
     try:
         return KVPool(geometry, num_blocks, config.block_size, device, pinned=pinned)
-    except (OSError, MemoryError, RuntimeError, ValueError) as error:
+    except (OSError, MemoryError, RuntimeError, ValueError, OverflowError) as error:
         reject(option, getattr(config, option), f"the system does not hand out so much memory ({error})")
 
 

@@ -148,11 +148,12 @@ def _compressed_block(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     if entry.get("transform_config"):
         _refuse("transform_config", entry["transform_config"])
     sparsity = entry.get("sparsity_config")
-    if sparsity and sparsity.get("format") != "dense":
+    if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format") == "dense"):
         _refuse("sparsity_config", sparsity)
-    groups = entry.get("config_groups") or {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    if not weights:
+    groups = entry.get("config_groups")
+    listed = groups.values() if isinstance(groups, Mapping) else ()
+    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in listed]
+    if not weights or not all(isinstance(each, Mapping) and each for each in weights):
         _refuse("config_groups", groups, "weights in 8-bit floats")
     blocks = set()
     for each in weights:
@@ -160,7 +161,7 @@ def _compressed_block(entry: Mapping[str, Any]) -> tuple[int, int] | None:
         _expect(each, "num_bits", 8)
         _expect(each, "symmetric", True)
         _expect(each, "strategy", "tensor", "channel", "block")
-        blocks.add(_block(each, "block_structure") if each["strategy"] == "block" else None)
+        blocks.add(_block(each, "block_structure") if each.get("strategy") == "block" else None)
     if len(blocks) > 1:
         _refuse("config_groups", groups, "the same blocks in all of them")
     return blocks.pop()

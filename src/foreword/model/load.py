@@ -127,6 +127,7 @@ class _Weights:
         self._quantization = quantization
         self._as_stored = as_stored
         self._device = device
+        self._found_stored = False
         self._places: dict[str, tuple[Path, Any]] = {}
         for file in weight_files(directory):
             handle = _open(file)
@@ -189,7 +190,9 @@ class _Weights:
         if self._stored is None:
             return None
         try:
-            return self._stored.weight(name, shape, self)
+            weight = self._stored.weight(name, shape, self)
+            self._found_stored |= weight is not None
+            return weight
         except ValueError as error:
             raise ModelLoadError(f"{self.directory}: {name} cannot be read: {error}") from error
 

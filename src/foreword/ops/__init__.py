@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def create_ops(
         ValueError: there is no backend for the device, the dtype or the kernels, or it cannot run here.
     """
     kind = device.partition(":")[0]
-    if kind == "cuda" or (kind == "cpu" and kernels == "triton"):
+    if kind == "cuda" or (device == "cpu" and kernels == "triton"):
         _check_triton(device, kernels)
         from foreword.ops.triton.backend import TritonOps
 
@@ -55,7 +56,7 @@ def create_ops(
 
         fast = str(dtype) == "torch.bfloat16" and _has_fast_bfloat16()
         return NativeOps(dtype, chosen, num_threads, onednn=fast and not quantized)
-    raise ValueError(f"device={device!r} is not supported: use 'cpu' or 'cuda'")
+    raise ValueError(f"device={device!r} is not supported: use 'auto', 'cpu' or 'cuda'")
 
 
 def choose_device(device: str, kernels: str, directory: Path) -> str:
@@ -98,18 +99,26 @@ def _check_triton(device: str, kernels: str) -> None:
     if not _has_triton():
         raise ValueError(f"device={device!r} with Triton's kernels needs the package triton, which is not installed; "
                          "get it with: pip install 'foreword[gpu]'")  # fmt: skip
-    if device == "cpu":
-        from foreword.ops.triton.numeric import INTERPRETED
+    from foreword.ops.triton.numeric import INTERPRETED
 
+    if device == "cpu":
         if not INTERPRETED:
             raise ValueError("kernels='triton' on device='cpu' run in Triton's interpreter only, which is for tests: "
                              "set TRITON_INTERPRET=1 before Python starts, or use kernels='auto'")  # fmt: skip
     elif not torch.cuda.is_available():
-        built = "has no CUDA in it" if torch.version.cuda is None else "finds no NVIDIA GPU or no driver for it"
-        raise ValueError(f"device={device!r} is not there: torch {torch.__version__} {built}; install a CUDA build of "
-                         "torch on a machine with an NVIDIA GPU, or use device='cpu'")  # fmt: skip
-    elif (count := torch.cuda.device_count()) <= (torch.device(device).index or 0):
+        reason = (
+            "has no CUDA in it; install a CUDA build of torch on a machine with an NVIDIA GPU"
+            if torch.version.cuda is None
+            else "finds no NVIDIA GPU, or no driver for it; see what nvidia-smi says"
+        )
+        raise ValueError(f"device={device!r} is not there: torch {torch.__version__} {reason}, or use device='cpu'")
+    elif not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ValueError(f"device={device!r} names no GPU: give 'cuda', or 'cuda:0' and so on")
+    elif (count := torch.cuda.device_count()) <= int(device[len("cuda:") :] or 0):
         raise ValueError(f"device={device!r} is not there: there are {count}, the first is 'cuda:0'")
+    elif INTERPRETED:
+        raise ValueError(f"device={device!r}: TRITON_INTERPRET is set, so the kernels would run in Triton's "
+                         "interpreter; unset it before Python starts")  # fmt: skip
 
 
 def native_kernels() -> str | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GREEDY_BELOW = 1e-5  # dividing by less overflows
+_MOST_TOP_K = 2**31 - 1  # more than any vocabulary has; devices do not hold every integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def how_to_draw(sequence: Sequence, index: int) -> Draw:
     if params.temperature < _GREEDY_BELOW:
         return Draw()
     u = uniform(sequence.request.seed, index, len(sequence.token_ids))
-    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, u)
+    return Draw(params.temperature, min(params.top_k, _MOST_TOP_K), params.top_p, params.min_p, u)
 
 
 def uniform(seed: int, index: int, position: int) -> float:

@@ -132,6 +132,8 @@ def test_a_container_counts_files_as_free(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 300\nfile 600\nactive_file 200\ninactive_file 350\n")
     assert memory._container_memory(5000, tmp_path) == 1000 - (900 - 550)
+    (tmp_path / "memory.max").write_text("300\n")  # lowered since
+    assert memory._container_memory(5000, tmp_path) == 0
     (tmp_path / "memory.max").write_text("max\n")
     assert memory._container_memory(5000, tmp_path) == 5000
     assert memory._container_memory(5000, tmp_path / "nothing") == 5000

@@ -44,6 +44,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
         (CONFIGS["fp8"], CheckpointQuantization("fp8")),
         (CONFIGS["fp8 blocks"], CheckpointQuantization("fp8", block=(48, 32))),
         (CONFIGS["fp8 channels"], CheckpointQuantization("fp8")),
+        (compressed(strategy=None), CheckpointQuantization("fp8")),
         (
             compressed(strategy="block", block_structure=[128, 64]) | {"sparsity_config": {"format": "dense"}},
             CheckpointQuantization("fp8", block=(128, 64)),
@@ -82,7 +83,10 @@ def test_what_is_known(entry: Any, expected: CheckpointQuantization | None) -> N
         (compressed(symmetric=False), "symmetric=False"),
         (compressed(strategy="group"), "strategy='group' is not supported, only tensor or channel or block;"),
         (compressed(strategy="block"), "block_structure=None"),
-        ({**CONFIGS["fp8 channels"], "config_groups": [1]}, "unusable value"),
+        ({**CONFIGS["fp8 channels"], "config_groups": [1]}, "config_groups=[1] is not supported, only weights in"),
+        ({**CONFIGS["fp8 channels"], "config_groups": {"group_0": "W8"}}, "config_groups={'group_0': 'W8'}"),
+        ({**CONFIGS["fp8 channels"], "config_groups": {"group_0": {"weights": None}}}, "config_groups={'group_0': {'w"),
+        ({**CONFIGS["fp8 channels"], "sparsity_config": "2:4"}, "sparsity_config='2:4'"),
     ],
 )
 def test_what_is_unknown_is_refused_by_name(tiny_dir: Path, tmp_path: Path, entry: Any, reason: str) -> None:

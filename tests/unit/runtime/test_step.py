@@ -16,7 +16,7 @@ from foreword.core.request import Request
 from foreword.ops.cpu import CpuOps
 from foreword.ops.protocol import Draw
 from foreword.runtime import sampler as module
-from foreword.runtime.sampler import Sampler
+from foreword.runtime.sampler import Sampler, how_to_draw
 from foreword.scheduling.sequence import Sequence
 
 V = 50
@@ -137,6 +137,22 @@ def test_an_error_of_one_row_is_its_own() -> None:
         "the model gave logits that are not finite at position 11"
     ] * 2
     assert found[:3] + found[7:] == expected
+
+
+def test_logits_that_the_temperature_takes_beyond_float32() -> None:
+    """Their row has its most likely token, and the others theirs."""
+    sequences, rows = mixed(), logits(7)
+    expected = SAMPLER.sample(sequences, rows, OPS)
+    huge = sequence(20, temperature=1e-5, top_p=0.9), sequence(21, temperature=1e-5), sequence(22, temperature=1e-5)
+    found = SAMPLER.sample([*huge, *sequences], torch.cat((logits(3) * 1e35, rows)), OPS)
+    assert [each.token_id for each in found[:3]] == logits(3).argmax(dim=1).tolist()
+    assert found[3:] == expected
+
+
+def test_any_top_k_is_a_number_of_the_device() -> None:
+    """Also one beyond all floating-point numbers, in which settings go to a GPU."""
+    draw = how_to_draw(sequence(1, top_k=10**400), 0)
+    assert np.array(draw)[Draw._fields.index("top_k")] == 2**31 - 1
 
 
 def test_a_closing_token_is_reported_as_itself() -> None:

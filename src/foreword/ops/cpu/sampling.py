@@ -25,7 +25,9 @@ def draw(logits: Tensor, draws: Sequence[Draw], best: Sequence[int | None]) -> T
     tokens = np.array([-1 if token is None else token for token in best], np.int32)
     for row, how in enumerate(draws):
         if tokens[row] >= 0 and how.temperature:
-            tokens[row] = _draw(logits[row] / how.temperature, how)
+            scaled = logits[row] / how.temperature
+            if scaled[tokens[row]].isfinite():  # else all others are infinitely far from the most likely token
+                tokens[row] = _draw(scaled, how)
     return torch.from_numpy(tokens)
 
 

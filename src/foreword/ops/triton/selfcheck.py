@@ -32,6 +32,7 @@ from foreword.ops.quantize import dequantize, quantize
 from foreword.ops.triton.backend import TritonOps
 from foreword.ops.triton.graphs import DecodeGraphs
 from foreword.ops.triton.kv_write import rotate_and_store
+from foreword.ops.triton.numeric import INTERPRETED
 from foreword.ops.triton.packing import pack_plain
 from foreword.ops.triton.step import StepPlans
 
@@ -57,6 +58,8 @@ _SPEC = AttentionSpec(_DIM**-0.5)
 def find_fault(device: str, dtype: torch.dtype, directory: Path) -> str | None:
     """What :func:`check_kernels` finds wrong; None: nothing. That is remembered in ``directory`` for this GPU and these
     versions, as the first check of a machine waits for the kernels to be compiled."""
+    if INTERPRETED and torch.device(device).type == "cuda":
+        return "TRITON_INTERPRET is set, so they would run in Triton's interpreter"
     try:
         file = directory / f"gpu-kernels-checked-{_key(device, dtype)}"
         if file.exists():

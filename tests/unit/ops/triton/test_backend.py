@@ -160,6 +160,11 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="device='cuda:2' is not there: there are 2, the first is 'cuda:0'"):
         create_ops("cuda:2", torch.bfloat16)
+    for device in ("cuda:-1", "cuda:x", "cuda:"):
+        with pytest.raises(ValueError, match=f"device='{device}' names no GPU: give 'cuda', or 'cuda:0'"):
+            create_ops(device, torch.bfloat16)
+    with pytest.raises(ValueError, match="device='cpu:0' is not supported: use 'cpu' or 'cuda'"):
+        create_ops("cpu:0", torch.bfloat16, "triton")
     with pytest.raises(ValueError, match="kernels='avx2' are for the CPU"):
         create_ops("cuda", torch.bfloat16, "avx2")
     with pytest.raises(ValueError, match=r"float32, float16 or bfloat16, not in torch\.float64"):
@@ -176,6 +181,22 @@ def test_on_the_cpu_without_the_interpreter() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert "set TRITON_INTERPRET=1 before Python starts, or use kernels='auto'" in done.stderr
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="without a GPU")
+def test_a_gpu_is_not_used_through_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any
+) -> None:
+    """It would take minutes for a token; and no check that passes there is remembered of the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    with pytest.raises(ValueError, match="TRITON_INTERPRET is set, so the kernels would run"):
+        create_ops("cuda:0", torch.bfloat16)
+    with caplog.at_level("WARNING", "foreword"):
+        assert choose_device("auto", "auto", tmp_path) == "cpu"
+    assert "do not pass their check: TRITON_INTERPRET is set" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="without a GPU")
