@@ -32,8 +32,8 @@ class Amendment(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def index(embed_model: BaseEmbedding, documents: list[Document], engine: Engine) -> VectorStoreIndex:
-    splitter = SentenceSplitter(chunk_size=160, chunk_overlap=16, tokenizer=engine.encode)
+def index(embed_model: BaseEmbedding, documents: list[Document], real_engine: Engine) -> VectorStoreIndex:
+    splitter = SentenceSplitter(chunk_size=160, chunk_overlap=16, tokenizer=real_engine.encode)
     return VectorStoreIndex.from_documents(documents, embed_model=embed_model, transformations=[splitter])
 
 
