@@ -1,7 +1,7 @@
-"""Two engines for all adapter tests, both shared in the process, so that adapters find them by their models' names too.
+"""Two engines for all adapter tests, both the process's shared ones, so that adapters find them by name too.
 
-Most tests run on one of random weights, whose tokens cost next to nothing: they read counts, kinds and forms, and compare
-texts with each other. The default model answers where a test reads what it says.
+Most tests run on one of random weights, whose tokens cost next to nothing: they read counts, kinds and forms, and
+compare texts with each other. The default model answers where a test reads what it says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,6 +54,13 @@ def real_engine() -> Iterator[Engine]:
 def engine(request: pytest.FixtureRequest) -> Engine:
     """The engine that all other fixtures mean: the tiny one, unless the test or its module uses ``real_engine``."""
     return request.getfixturevalue("real_engine" if "real_engine" in request.fixturenames else "tiny_engine")
+
+
+@pytest.fixture
+def brief(engine: Engine, tiny_engine: Engine) -> dict[str, Any]:
+    """Options of an LLM that comes to an end: without a bias random tokens fill a string up to ``max_tokens``."""
+    bias = {"logit_bias": {engine.encode('"')[-1]: 6.0}} if engine is tiny_engine else {}
+    return {"temperature": 0, "max_tokens": 64, **bias}
 
 
 @pytest.fixture
