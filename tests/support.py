@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -32,26 +33,38 @@ TINY_ROW_BYTES = {"float32": 4 * 16, "bfloat16": 2 * 16, "int8": 16 + 4, "fp8": 
 
 def save_tiny_llama(directory: Path, positions: int = 2048) -> Path:
     """A llama whose tokens 0 to 255 are the bytes themselves. Weights are large enough for every token to matter."""
+    special = {"bos_token_id": TINY_BOS, "eos_token_id": TINY_EOS}
+    _save_llama(directory, vocab_size=TINY_VOCAB, max_position_embeddings=positions, **special)
+    save_byte_tokenizer(directory)
+    return directory
+
+
+def save_tiny_chat(directory: Path, model: Path) -> Path:
+    """The same llama with the tokenizer, the chat template and the context length of the checkpoint in ``model``."""
+    config = json.loads((model / "config.json").read_text())
+    names = ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
+    _save_llama(directory, **{name: config[name] for name in names})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / name, directory)
+    return directory
+
+
+def _save_llama(directory: Path, **options: int) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=TINY_VOCAB,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=positions,
         initializer_range=0.15,
-        bos_token_id=TINY_BOS,
-        eos_token_id=TINY_EOS,
         tie_word_embeddings=False,
+        **options,
     )
     torch.manual_seed(7)
     LlamaForCausalLM(config).save_pretrained(directory)
-    save_byte_tokenizer(directory)
-    return directory
 
 
 def save_byte_tokenizer(directory: Path) -> None:

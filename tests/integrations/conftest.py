@@ -1,26 +1,66 @@
-"""One real engine for all adapter tests: the process's shared one, which the adapters find by themselves too."""
+"""Two engines for all adapter tests, both the process's shared ones, so that adapters find them by name too.
+
+Most tests run on one of random weights, whose tokens cost next to nothing: they read counts, kinds and forms, and
+compare texts with each other. The default model answers where a test reads what it says.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from foreword import Engine, EngineStats
 
 MODEL = "smollm2-135m"
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
+def chat_dir(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
+    """The tiny llama with the default model's tokenizer and chat template."""
+    from support import save_tiny_chat
+
+    return save_tiny_chat(tmp_path_factory.mktemp("chat"), model_dir)
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(chat_dir: Path) -> Iterator[Engine]:
+    """An engine whose texts are random."""
+    from foreword import Engine
+
+    engine = Engine.shared(str(chat_dir))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def real_engine() -> Iterator[Engine]:
+    """The default model's engine."""
     from foreword import Engine
 
     engine = Engine.shared(MODEL)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """The engine that all other fixtures mean: the tiny one, unless the test or its module uses ``real_engine``."""
+    return request.getfixturevalue("real_engine" if "real_engine" in request.fixturenames else "tiny_engine")
+
+
+@pytest.fixture
+def brief(engine: Engine, tiny_engine: Engine) -> dict[str, Any]:
+    """Options of an LLM that comes to an end: without a bias random tokens fill a string up to ``max_tokens``."""
+    bias = {"logit_bias": {engine.encode('"')[-1]: 6.0}} if engine is tiny_engine else {}
+    return {"temperature": 0, "max_tokens": 64, **bias}
 
 
 @pytest.fixture
@@ -60,6 +100,43 @@ def spent(engine: Engine) -> Callable[[], EngineStats]:
         return EngineStats(**{name: getattr(now, name) - getattr(before, name) for name in counters})
 
     return gained
+
+
+@pytest.fixture
+def computing_when(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], None]:
+    """Has the engine make steps only while a condition holds, and any after 20 s: who waits for one must not hang."""
+    core = engine._loop.core
+    step = core.step
+
+    def only_when(is_ready: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+
+        def step_when_ready() -> None:
+            if is_ready() or time.monotonic() > end:
+                step()
+            else:
+                time.sleep(0.001)
+
+        monkeypatch.setattr(core, "step", step_when_ready)
+
+    return only_when
+
+
+@pytest.fixture
+def together(engine: Engine, computing_when: Callable[[Callable[[], bool]], None]) -> Callable[[int], None]:
+    """Has the engine compute nothing until so many requests wait: whoever asks one after the other is found out."""
+
+    def wait_for(count: int) -> None:
+        scheduler, arrived = engine._loop.core.scheduler, threading.Event()
+
+        def all_are_there() -> bool:
+            if len(scheduler.waiting) == count:
+                arrived.set()
+            return arrived.is_set()
+
+        computing_when(all_are_there)
+
+    return wait_for
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from llama_index.core.llms import ChatMessage
 
@@ -12,6 +13,8 @@ from llama_index.llms.foreword import Foreword
 
 if TYPE_CHECKING:
     from foreword import Engine
+
+pytestmark = pytest.mark.usefixtures("real_engine")  # which is what an adapter without options asks for
 
 
 def test_all_adapters_find_the_shared_engine(engine: Engine) -> None:

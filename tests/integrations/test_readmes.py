@@ -15,7 +15,7 @@ INTEGRATIONS = Path(__file__).parents[2] / "integrations"
 
 
 @pytest.mark.parametrize("name", ["langchain", "llama-index"])
-@pytest.mark.usefixtures("cold")
+@pytest.mark.usefixtures("real_engine", "cold")
 def test_readme_code_runs(
     name: str, capsys: pytest.CaptureFixture[str], idle: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

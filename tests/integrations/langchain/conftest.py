@@ -34,8 +34,8 @@ def tools() -> list[Any]:
 
 
 @pytest.fixture
-def llm(engine: Engine) -> ChatForeword:
-    return ChatForeword(engine=engine, temperature=0, max_tokens=64)
+def llm(engine: Engine, brief: dict[str, Any]) -> ChatForeword:
+    return ChatForeword(engine=engine, **brief)
 
 
 @pytest.fixture

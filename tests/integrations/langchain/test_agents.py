@@ -49,6 +49,7 @@ def _steps(messages: list[Any]) -> list[str]:
     return [type(message).__name__ for message in messages]
 
 
+@pytest.mark.usefixtures("real_engine")
 def test_agent_with_tools_and_response_format(cold: Engine, tools: list[Any], idle: Callable[[], None]) -> None:
     """The profile makes it the provider's own structured output, sent along with the tools."""
     llm = ChatForeword(engine=cold, temperature=0, max_tokens=64)
@@ -67,6 +68,7 @@ def test_agent_with_tools_and_response_format(cold: Engine, tools: list[Any], id
     idle()
 
 
+@pytest.mark.usefixtures("real_engine")
 def test_agent_decides_by_itself(llm: ChatForeword, tools: list[Any]) -> None:
     """Tools and schema are one grammar: whatever the model begins is a call that runs or an answer that parses."""
     agent = create_agent(llm, tools, system_prompt=LONG, response_format=Weather)
@@ -86,8 +88,8 @@ def test_agent_decides_by_itself(llm: ChatForeword, tools: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("strategy", [ProviderStrategy, ToolStrategy])
-def test_agents_of_both_strategies(engine: Engine, strategy: Any) -> None:
-    llm = ChatForeword(engine=engine, temperature=0, max_tokens=64, parallel_tool_calls=False)
+def test_agents_of_both_strategies(engine: Engine, brief: dict[str, Any], strategy: Any) -> None:
+    llm = ChatForeword(engine=engine, **brief, parallel_tool_calls=False)
     agent = create_agent(llm, [], system_prompt=LONG, response_format=strategy(Weather))
     assert type(agent.invoke({"messages": [HumanMessage(QUESTION)]})["structured_response"]) is Weather
 

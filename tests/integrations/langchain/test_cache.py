@@ -16,6 +16,8 @@ from langchain_foreword import ChatForeword, ForewordLLM
 from langchain_foreword._messages import to_dicts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from foreword import Engine
 
 RULES = "You answer questions about the weather. Be polite, be brief, name the source of what you say. " * 4
@@ -72,10 +74,10 @@ def test_text_completion_is_explained(cold: Engine) -> None:
     assert llm.explain(prompt, config={"configurable": {"cache_salt": "t"}}).reason == "other_namespace"
 
 
-def test_without_prefix_caching_only_counts_are_known() -> None:
+def test_without_prefix_caching_only_counts_are_known(chat_dir: Path) -> None:
     from foreword import Engine
 
-    with Engine("smollm2-135m", enable_prefix_caching=False, kv_cache_memory="32MiB") as engine:
+    with Engine(str(chat_dir), enable_prefix_caching=False, kv_cache_memory="32MiB") as engine:
         found = ChatForeword(engine=engine, **GREEDY).invoke("Hello").response_metadata["prefix_cache"]
     assert found == {"prompt_tokens": found["prompt_tokens"], "cached_tokens": 0}
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from foreword import Engine
 
 
+@pytest.mark.usefixtures("real_engine")
 def test_profile(engine: Engine) -> None:
     given = ChatForeword(engine=engine)
     assert given.profile["max_input_tokens"] == given.profile["max_output_tokens"] == 8192
@@ -43,7 +44,7 @@ def test_profile_of_a_directory(tiny_dir: Path) -> None:
     assert ChatForeword(model=str(tiny_dir)).profile["max_input_tokens"] == 2048
 
 
-@pytest.mark.usefixtures("engine")  # its files lie ready then
+@pytest.mark.usefixtures("real_engine")  # its files lie ready then
 def test_langchains_summarization_takes_a_share_of_the_context() -> None:
     """It reads the profile when it is made, before anything is loaded."""
     from langchain.agents.middleware import SummarizationMiddleware

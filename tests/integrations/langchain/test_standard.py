@@ -1,4 +1,4 @@
-"""LangChain's own standard tests, on the real default model."""
+"""LangChain's own standard tests: on the default model where they read what it says, else on a tiny random one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,28 @@ class TestUnit(ChatModelUnitTests):
         super().test_serdes(model, snapshot)
 
 
-@pytest.mark.usefixtures("engine")
+READ = (
+    "test_tool_calling",
+    "test_tool_calling_async",
+    "test_bind_runnables_as_tools",
+    "test_unicode_tool_call_integration",
+    "test_agent_loop",
+)
+"""Tests of what the model says."""
+
+
 class TestIntegration(ChatModelIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def take_engine(self, request: pytest.FixtureRequest) -> None:
+        self.engine = request.getfixturevalue("real_engine" if request.node.originalname in READ else "tiny_engine")
+
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatForeword
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "smollm2-135m", "temperature": 0, "max_tokens": 48}
+        return {"model": self.engine.model, "temperature": 0, "max_tokens": 48}
 
     @property
     def has_tool_calling(self) -> bool:
@@ -70,7 +83,7 @@ class TestIntegration(ChatModelIntegrationTests):
 
     @property
     def model_override_value(self) -> str | None:
-        return "smollm2-135m"  # the one model there is; that a name per call counts is tested in test_options.py
+        return self.engine.model  # the one it has; that a name per call counts is tested in test_options.py
 
     @property
     def supported_usage_metadata_details(self) -> dict[Literal["invoke", "stream"], list[UsageDetail]]:
@@ -99,7 +112,7 @@ class TestIntegration(ChatModelIntegrationTests):
         super().test_agent_loop(model)
 
     def _ask(self, question: str, stream: bool) -> AIMessage:
-        llm = ChatForeword(temperature=0, max_tokens=8)
+        llm = ChatForeword(model=self.engine.model, temperature=0, max_tokens=8)
         messages = [SystemMessage(LONG), HumanMessage(question)]
         if not stream:
             return llm.invoke(messages)

@@ -52,8 +52,8 @@ def test_only_one_chunk_carries_usage(llm: ChatForeword) -> None:
     total = _sum(chunks)
     assert total.usage_metadata == carriers[0]
     assert total.usage_metadata["output_tokens"] > 3
-    assert total.response_metadata["model_name"] == "smollm2-135m"
-    assert total.response_metadata["finish_reason"] == "stop"
+    assert total.response_metadata["model_name"] == llm.model
+    assert total.response_metadata["finish_reason"] == "length"
 
 
 class Tokens(BaseCallbackHandler):
@@ -89,7 +89,7 @@ async def test_invoke_rerouted_to_stream_gives_the_same_message(llm: ChatForewor
     streaming = ChatForeword(engine=llm.engine, temperature=0, max_tokens=12, streaming=True).invoke(QUESTION)
     for other in (rerouted, arerouted, streaming):
         assert type(other) is AIMessage
-        assert other.content == plain.content == "The capital of France is Paris."
+        assert other.content == plain.content != ""
         assert other.usage_metadata == plain.usage_metadata
         assert other.response_metadata.keys() == plain.response_metadata.keys()
         assert _timeless(other.response_metadata) == _timeless(plain.response_metadata)
@@ -115,12 +115,12 @@ def test_private_stream_itself_reports_new_tokens(kind: type, engine: Engine) ->
 
 async def test_closing_a_stream_frees_its_blocks(llm: ChatForeword, idle: Callable[[], None]) -> None:
     """langchain #11959."""
-    stream = llm.stream("Count from one to a thousand.", max_tokens=2000)
+    stream = llm.stream("Count from one to a thousand.", max_tokens=2000, ignore_eos=True)
     next(stream)
     assert llm.engine.stats().running == 1
     stream.close()
     idle()
-    stream = llm.astream("Count from one to a thousand.", max_tokens=2000)
+    stream = llm.astream("Count from one to a thousand.", max_tokens=2000, ignore_eos=True)
     await anext(stream)
     assert llm.engine.stats().running == 1
     await stream.aclose()
@@ -135,20 +135,24 @@ def test_an_exception_in_the_consumer_frees_the_blocks(llm: ChatForeword, idle: 
             raise RuntimeError("consumer")
 
     with pytest.raises(RuntimeError, match="consumer"):
-        for _ in llm.stream("Count from one to a thousand.", {"callbacks": [Broken()]}, max_tokens=2000):
+        for _ in llm.stream(
+            "Count from one to a thousand.", {"callbacks": [Broken()]}, max_tokens=2000, ignore_eos=True
+        ):
             pass
     idle()
 
 
 def test_stop_across_tokens_is_equal_in_stream_and_invoke(llm: ChatForeword) -> None:
     """vllm #2577: no part of a stop string leaks."""
-    stop = ["France is"]
+    free = [chunk.text for chunk in llm.stream(QUESTION)]
+    stop, rest = [free[2][-1] + free[3][:2]], "".join(free)
     whole = llm.invoke(QUESTION, stop=stop)
     chunks = list(llm.stream(QUESTION, stop=stop))
-    assert "".join(chunk.text for chunk in chunks) == whole.text == "The capital of "
-    assert _sum(chunks).response_metadata["stop_reason"] == whole.response_metadata["stop_reason"] == "France is"
+    assert "".join(chunk.text for chunk in chunks) == whole.text == rest.split(stop[0])[0]
+    assert _sum(chunks).response_metadata["stop_reason"] == whole.response_metadata["stop_reason"] == stop[0]
 
 
+@pytest.mark.usefixtures("real_engine")
 def test_no_broken_characters_mid_stream(llm: ChatForeword) -> None:
     """llama-cpp-python #372."""
     chunks = [chunk.text for chunk in llm.stream("Repeat: 日本語 😀 été", max_tokens=30)]
@@ -156,6 +160,7 @@ def test_no_broken_characters_mid_stream(llm: ChatForeword) -> None:
     assert not "".join(chunks).isascii()
 
 
+@pytest.mark.usefixtures("real_engine")
 async def test_astream_events_of_a_chain(llm: ChatForeword) -> None:
     chain = ChatPromptTemplate.from_template("{question}") | llm | StrOutputParser()
     events = [event async for event in chain.astream_events({"question": QUESTION}, version="v2")]
@@ -163,6 +168,7 @@ async def test_astream_events_of_a_chain(llm: ChatForeword) -> None:
     (end,) = [event for event in events if event["event"] == "on_chat_model_end"]
     assert "".join(tokens) == end["data"]["output"].text == "The capital of France is Paris."
     assert end["data"]["output"].usage_metadata["output_tokens"] > 3
+    assert end["data"]["output"].response_metadata["finish_reason"] == "stop"
 
 
 @pytest.mark.filterwarnings("ignore:.*beta.*")
@@ -175,25 +181,26 @@ async def test_usage_survives_stream_events_v3(llm: ChatForeword) -> None:
     for other in (message, amessage):
         assert other.text == expected.text
         assert other.usage_metadata == expected.usage_metadata
-        assert other.response_metadata["model_name"] == "smollm2-135m"
+        assert other.response_metadata["model_name"] == llm.model
 
 
 def test_usage_reaches_the_usage_callback(llm: ChatForeword) -> None:
     with get_usage_metadata_callback() as usage:
         first = llm.invoke(QUESTION)
         list(llm.stream(QUESTION))
-    counted = usage.usage_metadata["smollm2-135m"]
+    counted = usage.usage_metadata[llm.model]
     assert counted["input_tokens"] == 2 * first.usage_metadata["input_tokens"]
     assert counted["output_tokens"] == 2 * first.usage_metadata["output_tokens"]
 
 
 def test_one_engine_serves_stream_and_batch_at_once(llm: ChatForeword) -> None:
     """vllm #2125."""
+    alone = llm.invoke(QUESTION).text
     expected = [message.text for message in llm.batch(["Say yes.", "Say no."])]
     stream = llm.stream(QUESTION)
     first = next(stream)
     assert [message.text for message in llm.batch(["Say yes.", "Say no."])] == expected
-    assert first.text + "".join(chunk.text for chunk in stream) == "The capital of France is Paris."
+    assert first.text + "".join(chunk.text for chunk in stream) == alone
 
 
 async def test_chain_streams_sync_and_async(llm: ChatForeword) -> None:
@@ -217,6 +224,6 @@ def test_several_answers_cannot_be_streamed(llm: ChatForeword) -> None:
     result = llm.generate([[HumanMessage(QUESTION)]], n=2, callbacks=[StreamingTokens()])
     assert len(result.generations[0]) == 2
     (whole,) = list(llm.stream(QUESTION, n=2))  # not a stream of mixed answers
-    assert whole.text == "The capital of France is Paris."
+    assert whole.text == llm.invoke(QUESTION).text
     with pytest.raises(ValueError, match="n=2"):
         list(ForewordLLM(engine=llm.engine, n=2).stream("x"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class City(BaseModel):
     """A city."""
 
-    name: str = Field(description="its name", max_length=40)
+    name: str = Field(description="its name", min_length=1, max_length=40)
     million_people: int
 
 
@@ -178,7 +178,7 @@ async def test_tools_and_schema_together(llm: ChatForeword, tools: list[Any], pa
 def test_tools_beside_structured_output(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
     forced = llm.with_structured_output(City, tools=tools, tool_choice="any", include_raw=True).invoke(paris)
     assert forced["raw"].tool_calls
-    assert "called tools (get_weather" in str(forced["parsing_error"])
+    assert "called tools (" in str(forced["parsing_error"])
     answered = llm.bind_tools(tools).with_structured_output(City).invoke(QUESTION, tool_choice="none")
     assert type(answered) is City
 

@@ -172,7 +172,7 @@ async def test_calls_report_their_reuse(kind: type, events: type[Events], cold: 
     assert [name for name, _, _ in handler.seen] == ["foreword.prefix_cache"] * (3 if events is Events else 2)
     reused = [0, prompt - 1, prompt - 1]
     assert [data for _, data, _ in handler.seen] == [
-        {"model": "smollm2-135m", "prompt_tokens": prompt, "cached_tokens": cached}
+        {"model": cold.model, "prompt_tokens": prompt, "cached_tokens": cached}
         for cached in reused[: len(handler.seen)]
     ]
     assert [run for _, _, run in handler.seen] == handler.runs

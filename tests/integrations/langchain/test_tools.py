@@ -154,9 +154,17 @@ def test_what_was_bound_before_is_kept(llm: ChatForeword, tools: list[Any], pari
     assert structured.invoke("Hello")["raw"].usage_metadata["output_tokens"] <= 2
 
 
+@pytest.fixture
+def eager(llm: ChatForeword) -> ChatForeword:
+    """It calls tools, where it may, until it is cut short."""
+    ends = dict.fromkeys(llm.engine.encode("<|im_end|><|endoftext|>"), -100.0)
+    return llm.model_copy(update={"logit_bias": llm.logit_bias | ends, "max_tokens": 112})
+
+
 # -- calling ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("real_engine")
 def test_any_with_two_tools_makes_a_call(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
     """tool_choice="any" with two tools."""
     for choice in ("any", "required"):
@@ -181,17 +189,17 @@ def test_named_tool_is_called_once_and_none_calls_nothing(
 
 
 async def test_stream_adds_up_to_what_invoke_gives(
-    llm: ChatForeword, tools: list[Any], paris: list[Any], added: Callable[..., AIMessageChunk]
+    eager: ChatForeword, tools: list[Any], paris: list[Any], added: Callable[..., AIMessageChunk]
 ) -> None:
     """llama-cpp-python #1883: deltas of tool calls stream."""
-    bound = llm.bind_tools(tools, tool_choice="any", max_tokens=64)
+    bound = eager.bind_tools(tools, tool_choice="any")
     bound.invoke(paris, max_tokens=1)  # from here on the cached counts are equal
     whole = bound.invoke(paris)
     chunks = list(bound.stream(paris))
     achunks = [chunk async for chunk in bound.astream(paris)]
     for found in (added(chunks), added(achunks), await bound.ainvoke(paris), bound.batch([paris])[0]):
         assert _parts(found) == _parts(whole)
-    assert len(whole.tool_calls) >= 2  # this model repeats itself
+    assert len(whole.tool_calls) >= 2
     pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]
     assert len(pieces) > 6
     for index, call in enumerate(added(chunks).tool_calls):
@@ -204,11 +212,11 @@ async def test_stream_adds_up_to_what_invoke_gives(
 def test_rerouted_invoke_gives_the_same_calls(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
     bound = llm.bind_tools(tools, tool_choice="any", parallel_tool_calls=False)
     bound.invoke(paris)
-    streaming = ChatForeword(engine=llm.engine, temperature=0, max_tokens=64, streaming=True)
+    streaming = llm.model_copy(update={"streaming": True})
     rerouted = streaming.bind_tools(tools, tool_choice="any", parallel_tool_calls=False).invoke(paris)
     assert type(rerouted) is AIMessage
     assert _parts(rerouted) == _parts(bound.invoke(paris))
-    quiet = ChatForeword(engine=llm.engine, temperature=0, max_tokens=64, disable_streaming="tool_calling")
+    quiet = llm.model_copy(update={"disable_streaming": "tool_calling"})
     assert len(list(quiet.bind_tools(tools, tool_choice="add").stream(paris))) == 1
 
 
@@ -240,7 +248,10 @@ async def test_tool_calls_survive_stream_events_v3(llm: ChatForeword, tools: lis
     stream = bound.stream_events(paris, version="v3")
     astream = await bound.astream_events(paris, version="v3")
     for message in (stream.output, await astream.output):
-        assert [(call["name"], call["args"]) for call in message.tool_calls] == [("get_weather", {"location": "Paris"})]
+        assert [(call["name"], call["args"]) for call in message.tool_calls] == [
+            (call["name"], call["args"]) for call in expected.tool_calls
+        ]
+        assert len(message.tool_calls) == 1
         assert message.usage_metadata["output_tokens"] == expected.usage_metadata["output_tokens"]
 
 
@@ -263,6 +274,7 @@ def test_arguments_follow_the_schema(llm: ChatForeword) -> None:
     assert call["args"]["board"] in ("half", "full")
 
 
+@pytest.mark.usefixtures("real_engine")
 def test_raw_unicode_in_arguments(llm: ChatForeword, tools: list[Any], added: Callable[..., AIMessageChunk]) -> None:
     """llama-cpp-python #372: no broken characters, no escapes."""
     bound = llm.bind_tools(tools, tool_choice="get_weather")
@@ -274,22 +286,23 @@ def test_raw_unicode_in_arguments(llm: ChatForeword, tools: list[Any], added: Ca
     assert added(chunks).tool_calls[0]["args"].keys() == {"location"}
 
 
-def test_parallel_calls_can_be_switched_off(engine: Engine, tools: list[Any], paris: list[Any]) -> None:
-    one = ChatForeword(engine=engine, temperature=0, max_tokens=64, parallel_tool_calls=False)
+def test_parallel_calls_can_be_switched_off(eager: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
+    one = eager.model_copy(update={"parallel_tool_calls": False})
     assert len(one.bind_tools(tools, tool_choice="any").invoke(paris).tool_calls) == 1
     assert len(one.bind_tools(tools, tool_choice="any", parallel_tool_calls=True).invoke(paris).tool_calls) > 1
     assert len(one.invoke(paris, tools=tools, tool_choice="any").tool_calls) == 1  # unbound, per call
-    free = ChatForeword(engine=engine, temperature=0, max_tokens=64)
     for choice in ("any", True, "get_weather"):  # there is but one way: once
-        assert len(free.bind_tools(tools[:1], tool_choice=choice).invoke(paris).tool_calls) == 1
+        assert len(eager.bind_tools(tools[:1], tool_choice=choice).invoke(paris).tool_calls) == 1
 
 
 # -- the next turn ---------------------------------------------------------------------------------------------
 
 
-def test_tool_call_turns_replay_identical_tokens(cold: Engine, tools: list[Any], paris: list[Any]) -> None:
+def test_tool_call_turns_replay_identical_tokens(
+    cold: Engine, brief: dict[str, Any], tools: list[Any], paris: list[Any]
+) -> None:
     """langchain #15695: the next turn finds prompt and answer of this one, but for the last token."""
-    llm = ChatForeword(engine=cold, temperature=0, max_tokens=64, parallel_tool_calls=False)
+    llm = ChatForeword(engine=cold, **brief, parallel_tool_calls=False)
     history, bound, known = list(paris), llm.bind_tools(tools, tool_choice="any"), 0
     for turn in range(3):
         message = bound.invoke(history) if turn != 1 else _streamed(bound, history)

@@ -1,4 +1,4 @@
-"""LlamaIndex's own agents, on the real model: events, tool calls, turns and their cached tokens."""
+"""LlamaIndex's own agents: events, tool calls, turns and their cached tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def weather(city: str) -> str:
 
 
 @pytest.fixture
-def llm(cold: Engine) -> Foreword:
-    return Foreword(engine=cold, temperature=0, max_tokens=48)
+def llm(cold: Engine, brief: dict[str, Any]) -> Foreword:
+    return Foreword(engine=cold, **brief)
 
 
 @pytest.mark.parametrize("streaming", [True, False])

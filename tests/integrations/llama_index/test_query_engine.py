@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from foreword import Engine, EngineStats
 
+pytestmark = pytest.mark.usefixtures("real_engine")
+
 
 @pytest.fixture
 def llm(settings: Foreword, cold: Engine) -> Foreword:

@@ -32,8 +32,8 @@ class Amendment(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def index(embed_model: BaseEmbedding, documents: list[Document], engine: Engine) -> VectorStoreIndex:
-    splitter = SentenceSplitter(chunk_size=160, chunk_overlap=16, tokenizer=engine.encode)
+def index(embed_model: BaseEmbedding, documents: list[Document], tiny_engine: Engine) -> VectorStoreIndex:
+    splitter = SentenceSplitter(chunk_size=160, chunk_overlap=16, tokenizer=tiny_engine.encode)
     return VectorStoreIndex.from_documents(documents, embed_model=embed_model, transformations=[splitter])
 
 
@@ -87,9 +87,9 @@ async def test_queries_with_an_output_class(settings: Foreword, index: VectorSto
 
 
 def test_refine_may_filter_answers_through_a_tool(
-    settings: Foreword, index: VectorStoreIndex, events: list[Any]
+    settings: Foreword, index: VectorStoreIndex, events: list[Any], brief: dict[str, Any]
 ) -> None:
-    llm = Foreword(engine=settings.engine, temperature=0, max_tokens=64)
+    llm = Foreword(engine=settings.engine, **brief)
     answer = get_response_synthesizer(llm=llm, response_mode="refine", structured_answer_filtering=True)
     assert str(answer.synthesize(QUESTION, index.as_retriever(similarity_top_k=2).retrieve(QUESTION)))
     started = [event for event in events if isinstance(event, LLMChatStartEvent)]
@@ -104,8 +104,9 @@ def test_a_structured_llm_answers_queries(settings: Foreword, index: VectorStore
 
 
 def test_chunks_that_are_answered_at_the_same_time_are_one_batch(
-    settings: Foreword, index: VectorStoreIndex, spent: Callable[[], EngineStats]
+    settings: Foreword, index: VectorStoreIndex, together: Callable[[int], None], spent: Callable[[], EngineStats]
 ) -> None:
+    together(4)
     llm = Foreword(engine=settings.engine, temperature=0, max_tokens=16, ignore_eos=True)
     options: dict[str, Any] = {"llm": llm, "response_mode": "accumulate", "similarity_top_k": 4}
     response = index.as_query_engine(**options, use_async=True).query(QUESTION)
@@ -140,7 +141,7 @@ async def test_chat_engine(settings: Foreword, index: VectorStoreIndex, events: 
     tokens = list(chat.stream_chat("And the third one?").response_gen)
     assert len(tokens) > 1
     assert [message.role.value for message in chat.chat_history] == ["user", "assistant"] * 3
-    assert chat.chat_history[-1].content == "".join(tokens)
+    assert chat.chat_history[-1].content == "".join(tokens).strip()
 
 
 async def test_faithfulness(settings: Foreword, index: VectorStoreIndex) -> None:
