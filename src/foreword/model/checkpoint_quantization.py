@@ -152,8 +152,9 @@ def _compressed_block(entry: Mapping[str, Any]) -> tuple[int, int] | None:
         _refuse("sparsity_config", sparsity)
     groups = entry.get("config_groups")
     listed = groups.values() if isinstance(groups, Mapping) else ()
-    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in listed]
-    if not weights or not all(isinstance(each, Mapping) and each for each in weights):
+    found = [group.get("weights") if isinstance(group, Mapping) else None for group in listed]
+    weights = [each for each in found if isinstance(each, Mapping) and each]
+    if not weights or len(weights) < len(found):
         _refuse("config_groups", groups, "weights in 8-bit floats")
     blocks = set()
     for each in weights:

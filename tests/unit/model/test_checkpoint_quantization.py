@@ -213,3 +213,13 @@ def test_parts_in_groups_that_differ(checkpoints: dict[str, Path], tmp_path: Pat
     assert same[:64].all()  # the queries
     assert not same[64:96].any()  # the keys
     assert same[96:].all()
+
+
+@pytest.mark.parametrize("layout", ["awq", "gptq", "fp8"])
+def test_plain_weights_under_a_quantised_configuration(layout: str, tiny_dir: Path, tmp_path: Path) -> None:
+    """Refused: one of the two is of another checkpoint."""
+    values = save_quantized(tiny_dir, tmp_path, layout) / "values"
+    config = json.loads((values / "config.json").read_text())
+    (values / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIGS[layout]}))
+    with pytest.raises(ModelLoadError, match=f"config.json says quant_method='{layout}', but no weight is quantised"):
+        load_model(values, ModelConfig.from_directory(values), dtype=torch.float32, ops=CpuOps(torch.float32))
