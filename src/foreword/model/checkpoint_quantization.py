@@ -152,7 +152,7 @@ def _compressed_block(entry: Mapping[str, Any]) -> tuple[int, int] | None:
         _refuse("sparsity_config", sparsity)
     groups = entry.get("config_groups")
     listed = groups.values() if isinstance(groups, Mapping) else ()
-    weights = [group.get("weights") if isinstance(group, Mapping) else None for group in listed]
+    weights: list[Any] = [group.get("weights") if isinstance(group, Mapping) else None for group in listed]
     if not weights or not all(isinstance(each, Mapping) and each for each in weights):
         _refuse("config_groups", groups, "weights in 8-bit floats")
     blocks = set()
