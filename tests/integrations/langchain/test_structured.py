@@ -78,6 +78,7 @@ def test_other_schemas_give_dicts(llm: ChatForeword, method: str) -> None:
 
 
 @METHODS
+@pytest.mark.usefixtures("real_engine")
 def test_streams_grow(llm: ChatForeword, method: str) -> None:
     found = list(llm.with_structured_output(CityDict, method=method).stream(QUESTION))
     assert len(found) > 4

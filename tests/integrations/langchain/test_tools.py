@@ -326,7 +326,7 @@ def _streamed(bound: Any, history: list[Any]) -> AIMessage:
 def test_history_that_ends_in_a_tool_message(llm: ChatForeword, tools: list[Any], paris: list[Any]) -> None:
     """langchain #15232."""
     bound = llm.bind_tools(tools, parallel_tool_calls=False)
-    call = bound.bind(tool_choice="any").invoke(paris)
+    call = bound.bind(tool_choice="get_weather").invoke(paris)
     result = tools[0].invoke(call.tool_calls[0])
     assert isinstance(result, ToolMessage)
     message = bound.invoke([*paris, call, result])

@@ -40,8 +40,8 @@ QUESTION = "What is 17 plus 25? Use the tool."
 
 
 @pytest.fixture
-def llm(engine: Engine) -> Foreword:
-    return Foreword(engine=engine, temperature=0, max_tokens=64)
+def llm(engine: Engine, brief: dict[str, Any]) -> Foreword:
+    return Foreword(engine=engine, **brief)
 
 
 def calls(message: ChatMessage) -> list[ToolCallBlock]:
