@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
-import torch
-
-from foreword.ops import grouped
-from foreword.ops.protocol import GroupedWeight
-
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from foreword.ops.protocol import GroupedWeight
 
 UNUSED_SUFFIXES = (".input_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 """Of the scales of activations and KV in 8-bit floats."""
@@ -98,6 +96,10 @@ class CheckpointQuantization:
         return None if name + ".weight" in source else self._four_bits(name, shape, source)
 
     def _four_bits(self, name: str, shape: tuple[int, int], source: TensorSource) -> GroupedWeight:
+        import torch  # here, as a configuration alone is read without it
+
+        from foreword.ops import grouped
+
         out, inputs = shape
         group = self.group_size or inputs
         if out % _WORD or inputs % group or group % _WORD:
@@ -114,6 +116,10 @@ class CheckpointQuantization:
         return grouped.gptq(qweight, qzeros, scales, g_idx, zero_offset=self.zero_offset)
 
     def _fp8(self, name: str, shape: tuple[int, int], source: TensorSource) -> GroupedWeight | None:
+        import torch
+
+        from foreword.ops import grouped
+
         # What is called the inverse is no other number: weights are multiplied by it, too.
         names = [name + suffix for suffix in (".weight_scale", ".weight_scale_inv") if name + suffix in source]
         if not names:

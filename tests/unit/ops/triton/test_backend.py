@@ -154,7 +154,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"device='cuda' is not there: torch \S+ has no CUDA in it; install a CUDA"):
         create_ops("cuda", torch.bfloat16)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(ValueError, match="finds no NVIDIA GPU or no driver"):
+    with pytest.raises(ValueError, match="finds no NVIDIA GPU, or no driver for it; see what nvidia-smi"):
         create_ops("cuda", torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -163,7 +163,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in ("cuda:-1", "cuda:x", "cuda:"):
         with pytest.raises(ValueError, match=f"device='{device}' names no GPU: give 'cuda', or 'cuda:0'"):
             create_ops(device, torch.bfloat16)
-    with pytest.raises(ValueError, match="device='cpu:0' is not supported: use 'cpu' or 'cuda'"):
+    with pytest.raises(ValueError, match="device='cpu:0' is not supported: use 'auto', 'cpu' or 'cuda'"):
         create_ops("cpu:0", torch.bfloat16, "triton")
     with pytest.raises(ValueError, match="kernels='avx2' are for the CPU"):
         create_ops("cuda", torch.bfloat16, "avx2")

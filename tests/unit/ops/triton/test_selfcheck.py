@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foreword.ops.triton import attention, kv_write
+from foreword.ops.triton import attention, kv_write, selfcheck
 from foreword.ops.triton.selfcheck import check_kernels, find_fault
 
 from .pages import DEVICE
@@ -39,6 +39,7 @@ def test_a_gpu_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("planted")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    monkeypatch.setattr(selfcheck, "INTERPRETED", False)
     assert find_fault("cuda", torch.bfloat16, tmp_path) == "RuntimeError: planted"
 
 
