@@ -241,8 +241,10 @@ class _Weights:
     def finish(self) -> None:
         """Check that nothing that would change the results is left over."""
         if self._stored is not None and not self._found_stored:
-            raise ModelLoadError(f"{self.directory}: config.json says quant_method={self._stored.method!r}, but no "
-                                 "weight is quantised: take quantization_config out of it, or bring its weights")  # fmt: skip
+            raise ModelLoadError(
+                f"{self.directory}: config.json says quant_method={self._stored.method!r}, but no weight is quantised: "
+                "take quantization_config out of it, or bring its weights"
+            )
         unused = ("rotary_emb.inv_freq", *BLOCK_SUFFIXES.values(), *(UNUSED_SUFFIXES if self._stored else ()))
         for name, (file, handle) in self._places.items():
             # Programs that write GPTQ add a bias of zeros to every projection.
