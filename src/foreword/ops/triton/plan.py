@@ -77,8 +77,27 @@ class PlanSettings:
             raise ValueError(f"heights {self.heights}: deterministic plans have one")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionPlan:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlanFacts:
+    """What the host knows of a plan.
+
+    Attributes:
+        num_tokens: rows of the batch that belong to sequences.
+        tile_rows: height of the tiles.
+        split: positions of a split; 0: an item is one.
+        tiles_read: tiles of one KV head that are brought in; ``tiles_used``: if each sequence were by itself.
+    """
+
+    num_tokens: int
+    tile_rows: int
+    split: int
+    block_size: int
+    tiles_read: int
+    tiles_used: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AttentionPlan(PlanFacts):
     """See the module. All tensors are int32 on the device, and parts of ``buffer``.
 
     Attributes:
@@ -87,10 +106,6 @@ class AttentionPlan:
         table: for each sequence, the first slot of each of its blocks.
         merges: ``[M, MERGE_FIELDS]``.
         part_list: parts, of each merge in ascending order of positions.
-        num_tokens: rows of the batch that belong to sequences.
-        tile_rows: height of the tiles.
-        split: positions of a split; 0: an item is one.
-        tiles_read: tiles of one KV head that are brought in; ``tiles_used``: if each sequence were by itself.
     """
 
     buffer: Tensor
@@ -99,16 +114,10 @@ class AttentionPlan:
     table: Tensor
     merges: Tensor
     part_list: Tensor
-    num_tokens: int
-    tile_rows: int
-    split: int
-    block_size: int
-    tiles_read: int
-    tiles_used: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanDraft:
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlanDraft(PlanFacts):
     """A plan on the host; see :class:`AttentionPlan`.
 
     Attributes:
@@ -116,12 +125,6 @@ class PlanDraft:
     """
 
     arrays: tuple[Ints, Ints, Ints, Ints, Ints]
-    num_tokens: int
-    tile_rows: int
-    split: int
-    block_size: int
-    tiles_read: int
-    tiles_used: int
 
     @property
     def size(self) -> Capacity:
@@ -144,10 +147,11 @@ class PlanDraft:
         device, shapes = torch.device(device), self._shapes(capacity)
         buffer = packed(self.arrays, shapes, device).to(device, non_blocking=True)
         items, rows, table, merges, part_list = parts(buffer, shapes)
-        tokens = self.num_tokens if num_tokens is None else num_tokens
         return AttentionPlan(
-            buffer, items, rows, table, merges, part_list, tokens,
-            self.tile_rows, self.split, self.block_size, self.tiles_read, self.tiles_used,
+            buffer=buffer, items=items, rows=rows, table=table, merges=merges, part_list=part_list,
+            num_tokens=self.num_tokens if num_tokens is None else num_tokens,
+            tile_rows=self.tile_rows, split=self.split, block_size=self.block_size,
+            tiles_read=self.tiles_read, tiles_used=self.tiles_used,
         )  # fmt: skip
 
     def replace(self, plan: AttentionPlan) -> None:

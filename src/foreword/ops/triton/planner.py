@@ -111,7 +111,7 @@ class _Planner:
         items, part_rows = self._items(segments, len(rows))
         merges, part_list = _merges(rows, part_rows)
         return PlanDraft(
-            (items, rows, self.tables.slots, merges, part_list),
+            arrays=(items, rows, self.tables.slots, merges, part_list),
             num_tokens=max((s.query_start + s.query_len for s in self.sequences), default=0),
             tile_rows=tile_rows, split=self.split, block_size=self.settings.block_size,
             tiles_read=tiles_read, tiles_used=self.tiles_used,

@@ -93,6 +93,14 @@ def from_key(key):
 
 
 @triton.jit
+def load_part(logits, part, width, BLOCK: tl.constexpr):
+    """Part ``part`` of a row, ``[BLOCK]`` each: which tokens there are, their logits, and the keys of these."""
+    token = part * BLOCK + tl.arange(0, BLOCK)
+    logit = tl.load(logits + token, mask=token < width, other=float("-inf"))
+    return token < width, logit, to_key(logit)
+
+
+@triton.jit
 def weigh(logit, largest, settings, MIN_P: tl.constexpr):
     """int64, at most 2**44: probability in relation to the most likely token's; of ``MIN_P``, 0 below ``min_p``."""
     temperature = tl.load(settings).to(tl.float32)
@@ -126,10 +134,7 @@ def histogram_kernel(
     logits += row.to(tl.int64) * stride
     settings += row * _FIELDS
     if (first >= 0) & (tl.load(settings) > 0.0):
-        token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        logit = tl.load(logits + token, mask=token < width, other=float("-inf"))
-        key = to_key(logit)
-        inside = token < width
+        inside, logit, key = load_part(logits, tl.program_id(1), width, BLOCK)
         if SHIFT + BITS < 32:
             inside &= (key >> (SHIFT + BITS)) == tl.load(cut + row * 2).to(tl.uint32)
         amount = tl.full((BLOCK,), 1, tl.int64)
@@ -189,14 +194,12 @@ def sum_kernel(logits, best, settings, cut, sums, stride, width, parts, MIN_P: t
     logits += row.to(tl.int64) * stride
     settings += row * _FIELDS
     if (first >= 0) & (tl.load(settings) > 0.0):
-        token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        logit = tl.load(logits + token, mask=token < width, other=float("-inf"))
-        key = to_key(logit)
+        inside, logit, key = load_part(logits, tl.program_id(1), width, BLOCK)
         last = tl.load(cut + row * 2).to(tl.uint32)
         weight = tl.where(key < last, weigh(logit, tl.load(logits + first), settings, MIN_P), 0)
         sums += row * 2 * parts + tl.program_id(1)
         tl.store(sums, tl.sum(weight, axis=0))
-        tl.store(sums + parts, tl.sum(((key == last) & (token < width)).to(tl.int64), axis=0))
+        tl.store(sums + parts, tl.sum(((key == last) & inside).to(tl.int64), axis=0))
 
 
 @triton.jit
@@ -218,11 +221,9 @@ def draw_kernel(logits, best, settings, cut, sums, stride, width, parts, BLOCK: 
         target -= tl.sum(tl.where(before, weights, 0), axis=0)
         staying = tl.load(cut + 1) - tl.sum(tl.where(before, ties, 0), axis=0)
 
-        token = part * BLOCK + tl.arange(0, BLOCK)
-        logit = tl.load(logits + token, mask=token < width, other=float("-inf"))
-        key = to_key(logit)
+        inside, logit, key = load_part(logits, part, width, BLOCK)
         last = tl.load(cut).to(tl.uint32)
-        tied = (key == last) & (token < width)
+        tied = (key == last) & inside
         kept = (key < last) | (tied & (tl.cumsum(tied.to(tl.int32), axis=0) <= staying))
         weight = tl.where(kept, weigh(logit, largest, settings, True), 0)
         place = tl.sum((tl.cumsum(weight, axis=0) <= target).to(tl.int32), axis=0)
