@@ -88,9 +88,7 @@ def build(config: EngineConfig) -> EngineParts:
     model = memory.load(load, _weight_bytes(source.directory, dtype, quantization, as_stored, ops, device))
     ops.calibrate(model.shape, kv_dtype, home() / "machine")
     geometry = KVGeometry(model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
-    tokens_per_step = config.max_num_batched_tokens or max(
-        GPU_TOKENS_PER_STEP if has_own_memory(device) else CPU_TOKENS_PER_STEP, config.max_num_seqs
-    )
+    tokens_per_step = _tokens_per_step(config, device)
 
     def runner_of(pool: KVPool) -> ModelRunner:
         return ModelRunner(model, pool, ops, Sampler(tokenizer.eos_token_ids))
@@ -111,9 +109,7 @@ def build(config: EngineConfig) -> EngineParts:
     )
     computed = str(dtype).removeprefix("torch.")
     kept = computed if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    weights = stored.method if stored is not None and as_stored else quantization or computed
-    place = device if has_own_memory(device) else f"{ops.num_threads} threads"
-    backend = f"{ops.name} kernels, {weights} weights, {kept} KV, {place}"
+    backend = _backend(ops, device, stored.method if stored and as_stored else quantization or computed, kept)
     logger.info(
         "%s on %s with %s: %d KV blocks of %d tokens (%.2f GB)",
         source.name, device, backend, num_blocks, config.block_size,
@@ -133,6 +129,17 @@ def build(config: EngineConfig) -> EngineParts:
             config, source.directory, geometry, ops, f"{quantization} {computed}{' as stored' if as_stored else ''}"
         ),
     )
+
+
+def _backend(ops: Ops, device: str, weights: str, kept: str) -> str:
+    """What the options came to; ``kept``: what KV is kept in."""
+    place = device if has_own_memory(device) else f"{ops.num_threads} threads"
+    return f"{ops.name} kernels, {weights} weights, {kept} KV, {place}"
+
+
+def _tokens_per_step(config: EngineConfig, device: str) -> int:
+    most = GPU_TOKENS_PER_STEP if has_own_memory(device) else CPU_TOKENS_PER_STEP
+    return config.max_num_batched_tokens or max(most, config.max_num_seqs)
 
 
 @functools.cache  # once per process
